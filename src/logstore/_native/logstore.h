@@ -1,0 +1,227 @@
+/*
+ * logstore.h: the native core's interface. What stands between the two CDEF markers is what Python
+ * sees (cffi reads it as it is); each function's contract is written here, once.
+ *
+ * Returns: >= 0 success; -errno (-1 ... -4095) from the kernel; <= -5001 ours (enum ls_error).
+ * Damage that a scan finds is a result, not an error. Kernels are pure: no malloc, no locks, no
+ * state; memory is the caller's. Handles (ls_io, ls_writer) are made and destroyed explicitly.
+ */
+#ifndef LOGSTORE_H
+#define LOGSTORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* CDEF-BEGIN */
+enum ls_error {
+    LS_E_CORRUPT = -5001,        /* bytes do not parse or fail their CRC                          */
+    LS_E_NO_ROOM = -5002,        /* the caller's buffer is too small                              */
+    LS_E_ROLL = -5003,           /* the segment must roll first; nothing was written              */
+    LS_E_COMPRESSED = -5004,     /* a compressed batch needs the two-step path                    */
+    LS_E_TYPE = -5005,           /* an item of a list has the wrong type; a Python error is set   */
+    LS_E_SLOW = -5006,           /* the fast path does not apply; use the general one             */
+    LS_E_POISONED = -5007,       /* an earlier fsync failed                                       */
+    LS_E_CLOSED = -5008,         /* the handle is closed                                          */
+    LS_E_TOO_LARGE = -5009,      /* a record or batch exceeds a configured bound                  */
+    LS_E_FORKED = -5010,         /* the handle belongs to another process                         */
+    LS_E_LEGACY = -5011,         /* magic 0 or 1                                                  */
+    LS_E_CRASHED = -5012         /* a simulated io reached its crash point                        */
+};
+
+/* Why a scan stopped. */
+enum ls_stop {
+    LS_STOP_END = 0,     /* every byte belongs to a valid batch                     */
+    LS_STOP_TORN = 1,    /* ends inside a batch: as a rule, an unfinished append    */
+    LS_STOP_INVALID = 2, /* bad magic, length, CRC-32C, record structure or order   */
+    LS_STOP_FULL = 3,    /* the caller's array is full: go on from valid_bytes      */
+    LS_STOP_LEGACY = 4   /* a magic 0 or 1 entry: Python continues                  */
+};
+
+/* ---- ls_io: the door to the file system (DESIGN.md D11) ------------------------------------- */
+typedef struct ls_io ls_io;
+
+/* Number of operations that an io counts, and their names for tests: see ls_io_name. */
+enum ls_io_op {
+    LS_IO_OPEN, LS_IO_CLOSE, LS_IO_PWRITE, LS_IO_PWRITEV, LS_IO_PREAD, LS_IO_FALLOCATE, LS_IO_FTRUNCATE,
+    LS_IO_FDATASYNC, LS_IO_FSYNC_DIR, LS_IO_RENAME, LS_IO_LINK, LS_IO_UNLINK, LS_IO_MKDIR, LS_IO_RMDIR,
+    LS_IO_COPY_FILE_RANGE, LS_IO_MAP, LS_IO_UNMAP, LS_IO_STORED, LS_IO_OP_COUNT
+};
+
+/* ---- v2 batch headers ------------------------------------------------------------------------ */
+/* One parsed header; numpy reads an array of these as a structured dtype (_native.BATCH_DTYPE). */
+struct ls_batch {
+    int64_t position;       /* of its first byte, relative to the scan's `position` argument + start */
+    int64_t base_offset;
+    int64_t last_offset;    /* base_offset + lastOffsetDelta */
+    int64_t base_timestamp; /* or the delete horizon, attribute bit 6 */
+    int64_t max_timestamp;
+    int64_t producer_id;
+    int64_t size_bytes;     /* 12 + length */
+    int32_t leader_epoch;
+    int32_t base_sequence;
+    int32_t record_count;
+    uint32_t crc;
+    int16_t attributes;
+    int16_t producer_epoch;
+    int8_t magic;
+    int8_t crc_ok;          /* 1 verified, 0 wrong, -1 not checked */
+    int16_t reserved;
+};
+
+struct ls_scan {
+    int64_t valid_bytes; /* end of the last valid batch, relative to `bytes` */
+    int64_t next_offset; /* last valid offset + 1 */
+    int64_t batch_count; /* entries written to `batches` */
+    int32_t stop;        /* enum ls_stop */
+    int32_t reserved;
+};
+
+/* ---- columns ---------------------------------------------------------------------------------- */
+/*
+ * Records to encode, as columns. Addresses are uintptr_t so that numpy and Arrow buffers pass
+ * without a cast per call; 0 means "this column is absent".
+ */
+struct ls_columns {
+    uintptr_t values;          /* value bytes, contiguous */
+    uintptr_t value_offsets;   /* count + 1 int32 or int64, ascending: see offset_width */
+    uintptr_t value_validity;  /* Arrow bitmap (LSB first), 0: no null value */
+    uintptr_t keys;            /* key bytes; 0 and key_offsets 0: every key is null */
+    uintptr_t key_offsets;
+    uintptr_t key_validity;
+    uintptr_t timestamps;      /* int64 ms, count; 0: `timestamp` for all */
+    uintptr_t headers;         /* per record, already encoded headersCount + headers bytes, contiguous */
+    uintptr_t header_offsets;  /* count + 1 int64; 0: no headers */
+    int64_t timestamp;         /* used when timestamps == 0 */
+    int64_t count;
+    int64_t bit_offset;        /* first bit of both validity bitmaps (Arrow slices) */
+    int64_t values_slack;      /* bytes readable past the last value; 0 is always right */
+    int64_t keys_slack;
+    int32_t value_offset_width; /* 4 or 8 */
+    int32_t key_offset_width;   /* 4 or 8 */
+};
+
+/* What every batch of one encode carries. */
+struct ls_batch_fields {
+    int64_t base_offset;    /* of the first record */
+    int64_t producer_id;    /* -1 none */
+    int64_t log_append_time; /* >= 0: LogAppendTime, written as max_timestamp; -1: CreateTime */
+    int64_t delete_horizon; /* >= 0: bit 6 and base_timestamp; -1 none */
+    int32_t leader_epoch;
+    int32_t base_sequence;  /* -1 none */
+    int16_t producer_epoch; /* -1 none */
+    int16_t attributes;     /* transactional, control; codec and type bits are set by the encoder's caller */
+    int32_t batch_bytes;    /* target size of a batch, 61 + at least one record */
+};
+
+struct ls_encoded {
+    int64_t size_bytes;     /* bytes written */
+    int64_t record_count;   /* records consumed */
+    int64_t max_timestamp;  /* of these records, or log_append_time */
+};
+
+/* ---- kernels: CRC-32C (ls_crc32c.c) ----------------------------------------------------------- */
+enum ls_crc_variant { LS_CRC_TABLE, LS_CRC_SSE42, LS_CRC_SSE42_3WAY, LS_CRC_VPCLMUL, LS_CRC_ARMV8, LS_CRC_VARIANT_COUNT };
+
+/* CRC-32C of `size` bytes; `crc` is 0 to start, or the result for the bytes before. */
+uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size);
+/* The same by one variant, for tests. Returns -1 if this machine does not have it. */
+int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t size);
+
+/* ---- kernels: scan (ls_scan.c) ---------------------------------------------------------------- */
+enum ls_scan_flag {
+    LS_SCAN_CRC = 1,     /* verify each batch's CRC-32C                                            */
+    LS_SCAN_RECORDS = 2, /* and, if it is not compressed, the structure of every record            */
+    LS_SCAN_ORDER = 4    /* base offsets must not go below next_offset: recovery, not the wire      */
+};
+
+/*
+ * Walk entries and stop at the first that is not a valid v2 batch.
+ * `position` is added to each ls_batch.position. `batches` may be 0 with cap 0: only count.
+ * Fills *scan; returns the number of valid batches. Cost: one CRC pass with LS_SCAN_CRC.
+ */
+int64_t ls_scan_batches(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
+                        uintptr_t batches, int64_t cap, struct ls_scan *scan);
+
+/* Position of the first batch whose last offset >= offset; -1: none before `size`; LS_E_CORRUPT. */
+int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset);
+
+/* ---- kernels: index (ls_index.c) -------------------------------------------------------------- */
+/* What LogSegment.append keeps from batch to batch (spec 4.2, 4.7). */
+struct ls_index_state {
+    int64_t base_offset;
+    int64_t bytes_since_last_index_entry;
+    int64_t max_timestamp;              /* so far, -1 none */
+    int64_t offset_of_max_timestamp;
+    int64_t last_time_entry_timestamp;  /* of the time index, -1 when empty */
+    int64_t last_time_entry_offset;
+    int64_t offset_entries_room;        /* entries that still fit, decreased as they are made */
+    int64_t time_entries_room;          /* one slot is kept for the final entry by the caller */
+    int32_t index_interval_bytes;
+    int32_t reserved;
+};
+struct ls_index_made { int64_t offset_entries; int64_t time_entries; };
+
+/*
+ * Append Kafka's entries for `count` batches to two arrays (8 and 12 bytes an entry, big-endian).
+ * An index without room gets no further entry (DESIGN.md D8): the segment rolls next.
+ */
+int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state *state, uintptr_t offset_entries,
+                         int64_t offset_cap, uintptr_t time_entries, int64_t time_cap, struct ls_index_made *made);
+
+/* Slot of the last entry with relative offset <= target, or -1. */
+int64_t ls_offset_index_lookup(uintptr_t entries, int64_t count, uint32_t relative_offset);
+/* Slot of the first entry with position >= target, or -1. */
+int64_t ls_offset_index_upper_bound(uintptr_t entries, int64_t count, int64_t position);
+/* Slot of the last entry with timestamp <= target / relative offset <= target, or -1. */
+int64_t ls_time_index_lookup(uintptr_t entries, int64_t count, int64_t timestamp);
+int64_t ls_time_index_lookup_offset(uintptr_t entries, int64_t count, uint32_t relative_offset);
+/* First slot that is out of order (offsets or positions not increasing), or -1. */
+int64_t ls_offset_index_check(uintptr_t entries, int64_t count);
+int64_t ls_time_index_check(uintptr_t entries, int64_t count);
+
+/* ---- kernels: encode (ls_encode.c) ------------------------------------------------------------ */
+/*
+ * Encode records [first, ...) of `columns` into one complete v2 batch with CRC, as many as fit
+ * fields->batch_bytes (always at least one). `out` needs room for batch_bytes, or for the first
+ * record if that is larger, plus 256 bytes that are overwritten: ls_record_bound tells.
+ * Returns bytes written, or LS_E_NO_ROOM / LS_E_TOO_LARGE (over 2^31 - 1).
+ */
+int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
+                        uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
+/* The same without header and CRC: the records section alone, for a codec to compress. */
+int64_t ls_encode_records(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
+                          uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
+/* Upper bound of the encoded bytes of records [first, first + count), without batch headers. */
+int64_t ls_record_bound(const struct ls_columns *columns, int64_t first, int64_t count);
+/* Write header and CRC of a batch whose `size` - 61 bytes of records (perhaps compressed) are in place. */
+int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_fields *fields, int64_t base_timestamp,
+                      int64_t max_timestamp, int32_t last_offset_delta, int32_t record_count);
+
+/* ---- kernels: decode (ls_decode.c) ------------------------------------------------------------ */
+/* Where the parts of each record are, relative to `section`. Any pointer may be 0: column not wanted. */
+struct ls_record_columns {
+    uintptr_t offsets;           /* int64 */
+    uintptr_t timestamps;        /* int64 */
+    uintptr_t key_positions;     /* int64 */
+    uintptr_t key_sizes;         /* int32, -1 null */
+    uintptr_t value_positions;   /* int64 */
+    uintptr_t value_sizes;       /* int32, -1 null */
+    uintptr_t header_positions;  /* int64, of the headersCount varint */
+    uintptr_t header_sizes;      /* int32, bytes from there to the record's end */
+};
+/*
+ * Decode the records section of one batch (plain, or already decompressed). Checks everything that
+ * spec 1.4 lists, headers included, and that no byte is left. `log_append_time` >= 0 replaces
+ * timestamps. Returns record_count, or LS_E_CORRUPT.
+ */
+int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, int64_t base_timestamp,
+                          int64_t log_append_time, int32_t record_count, const struct ls_record_columns *columns);
+/*
+ * Position in `section` of the record at or after offset_delta, walking lengths only; -1: none.
+ * *found_delta gets its offset delta.
+ */
+int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta, int32_t *found_delta);
+/* CDEF-END */
+
+#endif

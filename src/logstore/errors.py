@@ -1,0 +1,356 @@
+"""
+The exception tree: one class for each failure that a caller can tell apart.
+
+Every error is one line that ends in what to do, carries data fields, and pickles with them (Spark
+moves exceptions between processes). ``kafka_error_code`` is the code that a broker would answer.
+
+Source: Kafka ``Errors``; spec section 10.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+
+class LogStoreError(Exception):
+    """
+    Base of all errors raised by logstore.
+
+    Attributes:
+        path: The file or directory concerned, or None.
+        topic: Topic name, or None.
+        partition: Partition number, or None.
+        offset: Logical offset concerned, or None.
+        position: Byte position in ``path``, or None.
+    """
+
+    code: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
+    kafka_error_code: ClassVar[int] = -1
+
+    path: str | None
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    position: int | None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        position: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = None if path is None else os.fspath(path)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.position = position
+
+    def __str__(self) -> str:
+        where = [
+            f"{name} {value}"
+            for name, value in (
+                ("path", self.path),
+                ("offset", self.offset),
+                ("position", self.position),
+            )
+            if value is not None and str(value) not in self.message
+        ]
+        return f"{self.message} ({', '.join(where)})" if where else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call the class with positional arguments and lose the fields.
+        fields = self.__dict__.copy()
+        if isinstance(self, OSError):
+            fields["errno"] = self.errno  # Lives in the C part of an OSError.
+        return _rebuild, (type(self), self.message, fields)
+
+
+def _rebuild(cls: type[LogStoreError], message: str, fields: dict[str, Any]) -> LogStoreError:
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    for name, value in fields.items():
+        setattr(error, name, value)
+    return error
+
+
+class StorageError(LogStoreError, OSError):
+    """
+    The file system refused an operation; ``errno`` says why.
+
+    Kafka error code 56 (KAFKA_STORAGE_ERROR). What was acknowledged before stays.
+    """
+
+    code = "KAFKA_STORAGE_ERROR"
+    kafka_error_code = 56
+
+    def __init__(self, message: str, errno: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.errno = errno
+
+
+class DiskFullError(StorageError):
+    """No space is left (ENOSPC, EDQUOT); the log is as before, appends work again when space is back."""
+
+
+class PoisonedError(StorageError):
+    """An earlier fsync failed: what reached the disk is unknown. Close the log and open it again."""
+
+
+class CorruptCheckpointError(StorageError):
+    """A checkpoint file has an unknown version, a malformed line or a wrong number of entries."""
+
+
+class LockedError(LogStoreError, BlockingIOError):
+    """
+    Another process, or another handle of this one, is writing here.
+
+    Attributes:
+        host: Host name of the holder, or None if unknown.
+        pid: Process id of the holder, or None if unknown.
+    """
+
+    code = "KAFKA_STORAGE_ERROR"
+    kafka_error_code = 56
+
+    def __init__(
+        self, message: str, *, host: str | None = None, pid: int | None = None, **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.host = host
+        self.pid = pid
+
+
+class ReadOnlyError(LogStoreError, PermissionError):
+    """The log was opened with ``mode="r"``; open it with ``mode="a"`` to change it."""
+
+    code = "KAFKA_STORAGE_ERROR"
+    kafka_error_code = 56
+
+
+class ClosedError(LogStoreError, ValueError):
+    """The log was closed; open it again."""
+
+    code = "KAFKA_STORAGE_ERROR"
+    kafka_error_code = 56
+
+
+class ForkedError(LogStoreError, RuntimeError):
+    """A forked child used a handle of its parent; open the log in the child."""
+
+
+class ConfigError(LogStoreError, ValueError):
+    """
+    One or more settings are wrong.
+
+    Kafka error code 40 (INVALID_CONFIG).
+
+    Attributes:
+        problems: Every problem found, one sentence each.
+    """
+
+    code = "INVALID_CONFIG"
+    kafka_error_code = 40
+
+    def __init__(self, problems: list[str], **fields: Any) -> None:
+        super().__init__("; ".join(problems), **fields)
+        self.problems = list(problems)
+
+
+class OffsetOutOfRangeError(LogStoreError, LookupError):
+    """
+    The offset is not in ``[log_start_offset, log_end_offset]``, or a log start was set above the
+    high watermark.
+
+    Kafka error code 1 (OFFSET_OUT_OF_RANGE). To recover, seek to either bound, as
+    ``auto.offset.reset`` would.
+    """
+
+    code = "OFFSET_OUT_OF_RANGE"
+    kafka_error_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        log_start_offset: int | None = None,
+        log_end_offset: int | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, **fields)
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+
+
+class OffsetGapError(LogStoreError, LookupError):
+    """
+    No record has this offset: it was compacted away or belongs to a control batch.
+
+    Attributes:
+        next_offset: The offset of the next record, or the log end.
+    """
+
+    code = "OFFSET_OUT_OF_RANGE"
+    kafka_error_code = 1
+
+    def __init__(self, message: str, *, next_offset: int, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.next_offset = next_offset
+
+
+class CorruptRecordError(LogStoreError, ValueError):
+    """
+    Bytes of a batch are damaged: size, magic, CRC-32C or compressed data.
+
+    Kafka error code 2 (CORRUPT_MESSAGE). Run ``logstore verify``, then ``logstore repair``.
+    """
+
+    code = "CORRUPT_MESSAGE"
+    kafka_error_code = 2
+
+
+class InvalidRecordError(LogStoreError, ValueError):
+    """
+    A record or batch breaks a rule of the format or of the topic.
+
+    Kafka error code 87 (INVALID_RECORD).
+
+    Attributes:
+        record_errors: ``(index in batch, message)`` of each rejected record; empty if the batch
+            as a whole was refused.
+    """
+
+    code = "INVALID_RECORD"
+    kafka_error_code = 87
+
+    def __init__(
+        self, message: str, *, record_errors: list[tuple[int, str]] | None = None, **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.record_errors = list(record_errors or [])
+
+
+class InvalidTimestampError(InvalidRecordError):
+    """A timestamp is outside the topic's bounds. Kafka error code 32 (INVALID_TIMESTAMP)."""
+
+    code = "INVALID_TIMESTAMP"
+    kafka_error_code = 32
+
+
+class RecordTooLargeError(LogStoreError, ValueError):
+    """A batch is larger than ``max.message.bytes``. Kafka error code 10 (MESSAGE_TOO_LARGE)."""
+
+    code = "MESSAGE_TOO_LARGE"
+    kafka_error_code = 10
+
+
+class RecordBatchTooLargeError(LogStoreError, ValueError):
+    """An append is larger than ``segment.bytes``. Kafka error code 18 (RECORD_LIST_TOO_LARGE)."""
+
+    code = "RECORD_LIST_TOO_LARGE"
+    kafka_error_code = 18
+
+
+class UnsupportedCompressionTypeError(LogStoreError, ValueError):
+    """The codec is unknown or not allowed here. Kafka error code 76."""
+
+    code = "UNSUPPORTED_COMPRESSION_TYPE"
+    kafka_error_code = 76
+
+
+class UnsupportedForMessageFormatError(LogStoreError, ValueError):
+    """The operation needs message format v2. Kafka error code 43."""
+
+    code = "UNSUPPORTED_FOR_MESSAGE_FORMAT"
+    kafka_error_code = 43
+
+
+class OutOfOrderSequenceError(LogStoreError, ValueError):
+    """A producer's sequence number has a gap. Kafka error code 45 (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+
+    code = "OUT_OF_ORDER_SEQUENCE_NUMBER"
+    kafka_error_code = 45
+
+
+class InvalidProducerEpochError(LogStoreError, ValueError):
+    """A producer with an older epoch was fenced. Kafka error code 47 (INVALID_PRODUCER_EPOCH)."""
+
+    code = "INVALID_PRODUCER_EPOCH"
+    kafka_error_code = 47
+
+
+class InvalidTxnStateError(LogStoreError, ValueError):
+    """The batch does not fit the producer's transaction. Kafka error code 48 (INVALID_TXN_STATE)."""
+
+    code = "INVALID_TXN_STATE"
+    kafka_error_code = 48
+
+
+class TransactionCoordinatorFencedError(LogStoreError, ValueError):
+    """A marker came from an older coordinator. Kafka error code 52."""
+
+    code = "TRANSACTION_COORDINATOR_FENCED"
+    kafka_error_code = 52
+
+
+class InconsistentTopicIdError(LogStoreError, ValueError):
+    """The directory belongs to another topic id. Kafka error code 103 (INCONSISTENT_TOPIC_ID)."""
+
+    code = "INCONSISTENT_TOPIC_ID"
+    kafka_error_code = 103
+
+
+class UnexpectedAppendOffsetError(LogStoreError, ValueError):
+    """
+    A follower append starts below the log end offset.
+
+    Attributes:
+        first_offset: First offset of the append.
+        last_offset: Its last offset, inclusive.
+    """
+
+    def __init__(
+        self, message: str, *, first_offset: int, last_offset: int, **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.first_offset = first_offset
+        self.last_offset = last_offset
+
+
+class OffsetsOutOfOrderError(LogStoreError, ValueError):
+    """The batches of one append do not have increasing offsets."""
+
+
+class InvalidOffsetError(LogStoreError, ValueError):
+    """An index entry's offset is not above the last one."""
+
+
+class SegmentOffsetOverflowError(LogStoreError, ValueError):
+    """An offset is more than 2^31 - 1 above its segment's base offset; the segment must roll or be split."""
+
+
+class CorruptIndexError(LogStoreError, ValueError):
+    """An index file fails its sanity check; it is rebuilt from the log when the log is opened."""
+
+
+class CorruptSnapshotError(LogStoreError, ValueError):
+    """A producer snapshot fails its checks; an older one, or the log itself, is used instead."""
+
+
+class PartialAppendError(LogStoreError):
+    """
+    An append larger than one segment, or of unsized input, failed after a part was published.
+
+    Attributes:
+        appended: The range of offsets that stays.
+    """
+
+    def __init__(self, message: str, *, appended: range, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.appended = appended
