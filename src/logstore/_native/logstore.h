@@ -90,12 +90,15 @@ struct ls_columns {
     uintptr_t key_offsets;
     uintptr_t key_validity;
     uintptr_t timestamps;      /* int64 ms, count; 0: `timestamp` for all */
-    uintptr_t headers;         /* per record, already encoded headersCount + headers bytes, contiguous */
-    uintptr_t header_offsets;  /* count + 1 int64; 0: no headers */
+    uintptr_t headers;         /* per record headersCount + headers as the format has them, contiguous; */
+    uintptr_t header_offsets;  /* count + 1 int64; 0: no headers. A record without bytes has none. */
     int64_t timestamp;         /* used when timestamps == 0 */
     int64_t count;
     int64_t bit_offset;        /* first bit of both validity bitmaps (Arrow slices) */
-    int64_t values_slack;      /* bytes readable past the last value; 0 is always right */
+    int64_t values_size;       /* bytes of values, keys, headers: no offset may exceed it */
+    int64_t keys_size;
+    int64_t headers_size;
+    int64_t values_slack;      /* bytes readable past values_size; 0 is always right */
     int64_t keys_slack;
     int32_t value_offset_width; /* 4 or 8 */
     int32_t key_offset_width;   /* 4 or 8 */
@@ -110,14 +113,15 @@ struct ls_batch_fields {
     int32_t leader_epoch;
     int32_t base_sequence;  /* -1 none */
     int16_t producer_epoch; /* -1 none */
-    int16_t attributes;     /* transactional, control; codec and type bits are set by the encoder's caller */
+    int16_t attributes;     /* codec, transactional, control; bits 3 and 6 follow from the two fields above */
     int32_t batch_bytes;    /* target size of a batch, 61 + at least one record */
 };
 
 struct ls_encoded {
     int64_t size_bytes;     /* bytes written */
     int64_t record_count;   /* records consumed */
-    int64_t max_timestamp;  /* of these records, or log_append_time */
+    int64_t base_timestamp; /* of the first record, or delete_horizon */
+    int64_t max_timestamp;  /* of these records (-1 at least), or log_append_time */
 };
 
 /* ---- kernels: CRC-32C (ls_crc32c.c) ----------------------------------------------------------- */
@@ -135,6 +139,22 @@ enum ls_scan_flag {
     LS_SCAN_ORDER = 4    /* base offsets must not go below next_offset: recovery, not the wire      */
 };
 
+enum ls_check_flag {
+    LS_CHECK_SEQUENTIAL = 1, /* offset deltas are 0, 1, 2, ...: Kafka can keep them in place       */
+    LS_CHECK_INCREASING = 2, /* offset deltas are >= 0 and strictly increasing                     */
+    LS_CHECK_SKIPPED = 4     /* the batch is compressed: nothing below was looked at               */
+};
+
+/* What a leader's validator must know of the records of one batch (spec 5.4). */
+struct ls_record_check {
+    int64_t max_timestamp;     /* of the records themselves, from -1 up as in Kafka              */
+    int64_t min_timestamp;     /* of the records themselves; INT64_MAX without records           */
+    int32_t timestamps_outside;/* records whose timestamp is not -1 and outside the given bounds */
+    int32_t null_keys;         /* records with a null key                                        */
+    int32_t last_offset_delta; /* of the last record, -1 without records                         */
+    int32_t flags;             /* enum ls_check_flag                                             */
+};
+
 /*
  * Walk entries and stop at the first that is not a valid v2 batch.
  * `position` is added to each ls_batch.position. `batches` may be 0 with cap 0: only count.
@@ -143,7 +163,33 @@ enum ls_scan_flag {
 int64_t ls_scan_batches(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
                         uintptr_t batches, int64_t cap, struct ls_scan *scan);
 
-/* Position of the first batch whose last offset >= offset; -1: none before `size`; LS_E_CORRUPT. */
+/*
+ * The same, in the same pass over each batch: what the validator needs, in `checks` (cap structs
+ * ls_record_check, parallel to `batches`; not 0). Implies LS_SCAN_RECORDS. Timestamps other than
+ * -1 outside [lowest, highest] are counted.
+ */
+int64_t ls_scan_checked(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
+                        uintptr_t batches, uintptr_t checks, int64_t cap, int64_t lowest_timestamp,
+                        int64_t highest_timestamp, struct ls_scan *scan);
+
+/* Check one records section (plain, or decompressed) as ls_scan_checked does. 0 or LS_E_CORRUPT. */
+int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, int64_t base_timestamp,
+                         int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_record_check *check);
+
+/*
+ * Assign offsets to `count` scanned batches in place (spec 5.4, path 1): base offset from
+ * next_offset on, leader epoch, and max timestamp and type, with a new CRC only if one of the two
+ * changed. log_append_time >= 0 stamps it; otherwise CreateTime, with checks[i].max_timestamp
+ * (the header's own if the check was skipped). Updates `batches` too. batches[i].position is
+ * relative to `bytes`. Returns the next offset, or LS_E_CORRUPT if a batch is not inside `size`.
+ */
+int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks, int64_t count,
+                          int64_t next_offset, int32_t leader_epoch, int64_t log_append_time);
+
+/*
+ * Position of the first entry whose last offset >= offset, walking headers only (magic 0 and 1 too);
+ * -1: none that is complete up to its header before `size`; LS_E_CORRUPT: a length or magic is wrong.
+ */
 int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset);
 
 /* ---- kernels: index (ls_index.c) -------------------------------------------------------------- */
@@ -160,41 +206,61 @@ struct ls_index_state {
     int32_t index_interval_bytes;
     int32_t reserved;
 };
-struct ls_index_made { int64_t offset_entries; int64_t time_entries; };
+struct ls_index_made { int64_t batches; int64_t offset_entries; int64_t time_entries; };
 
 /*
  * Append Kafka's entries for `count` batches to two arrays (8 and 12 bytes an entry, big-endian).
- * An index without room gets no further entry (DESIGN.md D8): the segment rolls next.
+ * An index without room gets no further entry: its segment rolls next, nothing fails (Kafka does).
+ * `position` in the batches is the one in the segment file.
+ * Returns the number of batches done: fewer than `count` if an array (its _cap entries) is full; go
+ * on from there. LS_E_TOO_LARGE: an offset or position does not fit 31 bits; the batches before it
+ * are done, and made->batches says how many.
  */
 int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state *state, uintptr_t offset_entries,
                          int64_t offset_cap, uintptr_t time_entries, int64_t time_cap, struct ls_index_made *made);
 
-/* Slot of the last entry with relative offset <= target, or -1. */
+/* Slot of the last entry with relative offset <= target, or -1. Entries are in file order (big-endian). */
 int64_t ls_offset_index_lookup(uintptr_t entries, int64_t count, uint32_t relative_offset);
 /* Slot of the first entry with position >= target, or -1. */
 int64_t ls_offset_index_upper_bound(uintptr_t entries, int64_t count, int64_t position);
 /* Slot of the last entry with timestamp <= target / relative offset <= target, or -1. */
 int64_t ls_time_index_lookup(uintptr_t entries, int64_t count, int64_t timestamp);
 int64_t ls_time_index_lookup_offset(uintptr_t entries, int64_t count, uint32_t relative_offset);
-/* First slot that is out of order (offsets or positions not increasing), or -1. */
+/*
+ * First slot that breaks the order, or -1. Offset index: relative offsets and positions strictly
+ * increase, both within 31 bits. Time index: timestamps >= 0 strictly increase, offsets do not decrease.
+ */
 int64_t ls_offset_index_check(uintptr_t entries, int64_t count);
 int64_t ls_time_index_check(uintptr_t entries, int64_t count);
 
 /* ---- kernels: encode (ls_encode.c) ------------------------------------------------------------ */
+enum ls_encode_limit {
+    LS_ENCODE_SLACK = 256 /* bytes behind the encoded ones that an encoder may overwrite */
+};
+
 /*
  * Encode records [first, ...) of `columns` into one complete v2 batch with CRC, as many as fit
  * fields->batch_bytes (always at least one). `out` needs room for batch_bytes, or for the first
- * record if that is larger, plus 256 bytes that are overwritten: ls_record_bound tells.
- * Returns bytes written, or LS_E_NO_ROOM / LS_E_TOO_LARGE (over 2^31 - 1).
+ * record if that is larger (61 + ls_record_bound(columns, first, 1)), plus LS_ENCODE_SLACK bytes
+ * that may be overwritten. Not for compressed batches: those go through ls_encode_records.
+ * Returns bytes written, or LS_E_NO_ROOM (nothing usable written), LS_E_TOO_LARGE (a record over
+ * 2^31 - 1 bytes), LS_E_CORRUPT (offsets of a column that descend or exceed its size).
  */
 int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
                         uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
-/* The same without header and CRC: the records section alone, for a codec to compress. */
+/* The same without header and CRC: the records section alone, for a codec to compress. Room: LS_ENCODE_SLACK more than the bytes, too. */
 int64_t ls_encode_records(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
                           uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
-/* Upper bound of the encoded bytes of records [first, first + count), without batch headers. */
+/*
+ * Upper bound of the encoded bytes of records [first, first + count), without batch headers.
+ * LS_E_CORRUPT: offsets of a column descend or exceed its size. Cost: O(1).
+ */
 int64_t ls_record_bound(const struct ls_columns *columns, int64_t first, int64_t count);
-/* Write header and CRC of a batch whose `size` - 61 bytes of records (perhaps compressed) are in place. */
+/*
+ * Write header and CRC of a batch whose `size` - 61 bytes of records (perhaps compressed) are in
+ * place. max_timestamp is replaced by fields->log_append_time, base_timestamp by
+ * fields->delete_horizon, where these are >= 0. Returns size, or LS_E_TOO_LARGE.
+ */
 int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_fields *fields, int64_t base_timestamp,
                       int64_t max_timestamp, int32_t last_offset_delta, int32_t record_count);
 
@@ -218,8 +284,8 @@ struct ls_record_columns {
 int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, int64_t base_timestamp,
                           int64_t log_append_time, int32_t record_count, const struct ls_record_columns *columns);
 /*
- * Position in `section` of the record at or after offset_delta, walking lengths only; -1: none.
- * *found_delta gets its offset delta.
+ * Position in `section` of the first record with an offset delta >= offset_delta; -1: none;
+ * LS_E_CORRUPT. Reads lengths and deltas only. *found_delta gets its offset delta.
  */
 int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta, int32_t *found_delta);
 /* CDEF-END */

@@ -1,0 +1,555 @@
+"""
+Kernels: CRC-32C, scan, index entries, decode: typed wrappers of the pure functions in logstore.h.
+
+Buffers are anything with the buffer protocol. Nothing here keeps a reference to one after the call,
+and all calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore._native._core import ffi, lib
+from logstore.errors import CorruptRecordError, InvalidRecordError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap | npt.NDArray[Any]
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
+BATCH_DTYPE = np.dtype(
+    [
+        ("position", np.int64),
+        ("base_offset", np.int64),
+        ("last_offset", np.int64),
+        ("base_timestamp", np.int64),
+        ("max_timestamp", np.int64),
+        ("producer_id", np.int64),
+        ("size_bytes", np.int64),
+        ("leader_epoch", np.int32),
+        ("base_sequence", np.int32),
+        ("record_count", np.int32),
+        ("crc", np.uint32),
+        ("attributes", np.int16),
+        ("producer_epoch", np.int16),
+        ("magic", np.int8),
+        ("crc_ok", np.int8),
+        ("reserved", np.int16),
+    ]
+)
+CHECK_DTYPE = np.dtype(
+    [
+        ("max_timestamp", np.int64),
+        ("min_timestamp", np.int64),
+        ("timestamps_outside", np.int32),
+        ("null_keys", np.int32),
+        ("last_offset_delta", np.int32),
+        ("flags", np.int32),
+    ]
+)
+
+
+def _has_layout_of(dtype: np.dtype[Any], struct: str) -> bool:
+    end = 0
+    for name in dtype.names or ():
+        if ffi.offsetof(struct, name) != end:
+            return False
+        end += dtype[name].itemsize
+    return end == dtype.itemsize == ffi.sizeof(struct)
+
+
+assert _has_layout_of(BATCH_DTYPE, "struct ls_batch")
+assert _has_layout_of(CHECK_DTYPE, "struct ls_record_check")
+
+CRC_VARIANTS = ("table", "sse42", "sse42_3way", "vpclmul", "armv8")
+assert len(CRC_VARIANTS) == lib.LS_CRC_VARIANT_COUNT
+
+SCAN_STOP_END: int = lib.LS_STOP_END
+SCAN_STOP_TORN: int = lib.LS_STOP_TORN
+SCAN_STOP_INVALID: int = lib.LS_STOP_INVALID
+SCAN_STOP_FULL: int = lib.LS_STOP_FULL
+SCAN_STOP_LEGACY: int = lib.LS_STOP_LEGACY
+
+CHECK_SEQUENTIAL: int = lib.LS_CHECK_SEQUENTIAL
+CHECK_INCREASING: int = lib.LS_CHECK_INCREASING
+CHECK_SKIPPED: int = lib.LS_CHECK_SKIPPED
+
+# A scan without a cap begins with room for this many batches and doubles it while they last.
+_FIRST_CAP = 256
+
+
+def address_of(data: Buffer) -> int:
+    """Return the address of the first byte; valid while ``data`` is referenced and not resized."""
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(data)))
+
+
+def size_of(data: Buffer) -> int:
+    """Return the number of bytes of ``data``, whatever its item size."""
+    return len(data) if isinstance(data, bytes | bytearray) else len(ffi.from_buffer(data))
+
+
+# ---- CRC-32C -------------------------------------------------------------------------------------
+def crc32c(data: Buffer, crc: int = 0) -> int:
+    """
+    Return the CRC-32C (Castagnoli) of ``data``.
+
+    Args:
+        data: Any bytes.
+        crc: The result for the bytes before ``data``, or 0 to start.
+    """
+    view = ffi.from_buffer(data)
+    return int(lib.ls_crc32c(crc, ffi.cast("uintptr_t", view), len(view)))
+
+
+def crc32c_with(variant: str, data: Buffer, crc: int = 0) -> int | None:
+    """Return :func:`crc32c` by one of ``CRC_VARIANTS``, or None if this machine does not have it."""
+    view = ffi.from_buffer(data)
+    result = lib.ls_crc32c_with(
+        CRC_VARIANTS.index(variant), crc, ffi.cast("uintptr_t", view), len(view)
+    )
+    return None if result < 0 else int(result)
+
+
+# ---- scan ----------------------------------------------------------------------------------------
+class ScanResult(NamedTuple):
+    """
+    The valid batches at the start of some bytes, and why there are no more.
+
+    Attributes:
+        valid_bytes: End of the last valid batch, relative to the bytes.
+        next_offset: Largest last offset seen + 1, or what was passed.
+        stop: One of ``SCAN_STOP_*``.
+        batches: Their headers, ``BATCH_DTYPE``, shape (batch count,).
+    """
+
+    valid_bytes: int
+    next_offset: int
+    stop: int
+    batches: npt.NDArray[Any]
+
+
+def scan_batches(
+    data: Buffer,
+    *,
+    position: int = 0,
+    next_offset: int = 0,
+    crc: bool = True,
+    records: bool = False,
+    order: bool = False,
+    cap: int | None = None,
+) -> ScanResult:
+    """
+    Walk v2 batches from the first byte and stop at the first that is not valid.
+
+    Args:
+        data: Bytes from a batch boundary on.
+        position: Added to the position of each batch found: that of ``data`` in its file.
+        next_offset: Where the result's ``next_offset`` begins; with ``order`` the smallest base
+            offset the first batch may have.
+        crc: Verify each CRC-32C.
+        records: Check the structure of every record of uncompressed batches, too.
+        order: A base offset below the last batch's end makes a batch invalid.
+        cap: Stop with ``SCAN_STOP_FULL`` after this many batches; None is all of them.
+
+    Cost: One pass over the bytes with ``crc`` or ``records``, else one read per batch.
+    """
+    flags = (
+        (lib.LS_SCAN_CRC if crc else 0)
+        | (lib.LS_SCAN_RECORDS if records else 0)
+        | (lib.LS_SCAN_ORDER if order else 0)
+    )
+    view = ffi.from_buffer(data)
+    address = int(ffi.cast("uintptr_t", view))
+    size = len(view)
+    scan = ffi.new("struct ls_scan *")
+    scan.next_offset = next_offset
+    parts: list[npt.NDArray[Any]] = []
+    valid_bytes = 0
+    batch_count = 0
+    room = _FIRST_CAP if cap is None else cap
+    while True:
+        batches = np.empty(max(1, room), BATCH_DTYPE)
+        lib.ls_scan_batches(
+            address + valid_bytes,
+            size - valid_bytes,
+            position + valid_bytes,
+            scan.next_offset,
+            flags,
+            address_of(batches),
+            room,
+            scan,
+        )
+        parts.append(batches[: scan.batch_count])
+        valid_bytes += scan.valid_bytes
+        batch_count += scan.batch_count
+        if scan.stop != SCAN_STOP_FULL or cap is not None:
+            break
+        room *= 2
+    found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return ScanResult(valid_bytes, scan.next_offset, scan.stop, found)
+
+
+class CheckedScan(NamedTuple):
+    """A :class:`ScanResult` and, parallel to its batches, what :func:`check_records` tells."""
+
+    scan: ScanResult
+    checks: npt.NDArray[Any]
+
+
+def scan_checked(
+    data: Buffer,
+    *,
+    next_offset: int = 0,
+    crc: bool = True,
+    lowest_timestamp: int = INT64_MIN,
+    highest_timestamp: int = INT64_MAX,
+    cap: int = _FIRST_CAP,
+) -> CheckedScan:
+    """
+    Scan, and in the same pass check the records of every batch as a leader's validator must.
+
+    ``checks`` has ``CHECK_DTYPE``; a compressed batch has ``CHECK_SKIPPED`` in its flags, and its
+    decompressed section goes through :func:`check_records`. After ``SCAN_STOP_FULL`` go on from
+    ``valid_bytes``.
+    """
+    assert cap > 0
+    view = ffi.from_buffer(data)
+    batches = np.empty(cap, BATCH_DTYPE)
+    checks = np.empty(cap, CHECK_DTYPE)
+    scan = ffi.new("struct ls_scan *")
+    count = lib.ls_scan_checked(
+        ffi.cast("uintptr_t", view),
+        len(view),
+        0,
+        next_offset,
+        lib.LS_SCAN_CRC if crc else 0,
+        address_of(batches),
+        address_of(checks),
+        cap,
+        lowest_timestamp,
+        highest_timestamp,
+        scan,
+    )
+    result = ScanResult(scan.valid_bytes, scan.next_offset, scan.stop, batches[:count])
+    return CheckedScan(result, checks[:count])
+
+
+def assign_batches(
+    data: bytearray | memoryview | npt.NDArray[Any],
+    batches: npt.NDArray[Any],
+    checks: npt.NDArray[Any] | None,
+    *,
+    next_offset: int,
+    leader_epoch: int,
+    log_append_time: int = -1,
+) -> int:
+    """
+    Assign offsets and epoch to batches in place and return the next offset.
+
+    Max timestamp and type are rewritten, with a new CRC, where they differ: to ``log_append_time``
+    if that is >= 0, else to what ``checks`` found (None: left alone) as CreateTime. ``batches``,
+    whose positions are relative to ``data``, is updated too.
+
+    Source: Kafka ``LogValidator.assignOffsetsNonCompressed``; spec 5.4, path 1.
+    """
+    assert batches.dtype == BATCH_DTYPE
+    assert batches.flags.c_contiguous
+    assert checks is None or (checks.dtype == CHECK_DTYPE and len(checks) == len(batches))
+    assert checks is None or checks.flags.c_contiguous
+    view = ffi.from_buffer(data, require_writable=True)
+    result = lib.ls_assign_batches(
+        ffi.cast("uintptr_t", view),
+        len(view),
+        address_of(batches),
+        0 if checks is None else address_of(checks),
+        len(batches),
+        next_offset,
+        leader_epoch,
+        log_append_time,
+    )
+    if result < 0:
+        message = "a batch lies outside its bytes or has a negative last offset delta; scan it again"
+        raise CorruptRecordError(message)
+    return int(result)
+
+
+def find_batch(data: Buffer, offset: int) -> int | None:
+    """
+    Return the position of the first entry whose last offset is >= ``offset``, or None.
+
+    The bytes may end inside an entry; only headers are read, and CRCs are not checked.
+
+    Raises:
+        CorruptRecordError: A length or magic on the way is impossible.
+    """
+    view = ffi.from_buffer(data)
+    position = lib.ls_find_batch(ffi.cast("uintptr_t", view), len(view), offset)
+    if position < -1:
+        message = f"no batch header where one must be, on the way to offset {offset}; run verify"
+        raise CorruptRecordError(message, offset=offset)
+    return None if position < 0 else int(position)
+
+
+# ---- indexes -------------------------------------------------------------------------------------
+class IndexState:
+    """
+    What a segment's appends keep from batch to batch to make Kafka's index entries.
+
+    ``struct`` is the C struct ``ls_index_state``; its fields can be read and set.
+
+    Source: Kafka ``LogSegment.append``; spec 4.2 and 4.7 have the same rule.
+    """
+
+    __slots__ = ("struct",)
+
+    def __init__(
+        self,
+        base_offset: int,
+        index_interval_bytes: int,
+        *,
+        offset_entries_room: int = INT64_MAX,
+        time_entries_room: int = INT64_MAX,
+        bytes_since_last_index_entry: int = 0,
+        max_timestamp: int = -1,
+        offset_of_max_timestamp: int = -1,
+        last_time_entry_timestamp: int = -1,
+        last_time_entry_offset: int = -1,
+    ) -> None:
+        self.struct = ffi.new("struct ls_index_state *")
+        self.struct.base_offset = base_offset
+        self.struct.index_interval_bytes = index_interval_bytes
+        self.struct.offset_entries_room = offset_entries_room
+        self.struct.time_entries_room = time_entries_room
+        self.struct.bytes_since_last_index_entry = bytes_since_last_index_entry
+        self.struct.max_timestamp = max_timestamp
+        self.struct.offset_of_max_timestamp = offset_of_max_timestamp
+        self.struct.last_time_entry_timestamp = last_time_entry_timestamp
+        self.struct.last_time_entry_offset = last_time_entry_offset
+
+
+def index_batches(batches: npt.NDArray[Any], state: IndexState) -> tuple[bytes, bytes]:
+    """
+    Return the offset and time index entries that Kafka makes for ``batches``, and update ``state``.
+
+    Args:
+        batches: ``BATCH_DTYPE``, positions as in the segment file.
+        state: From the batches before.
+
+    Raises:
+        OverflowError: An offset or position does not fit the segment's 31 bits; the entries and
+            the state of the batches before are lost with it.
+    """
+    assert batches.dtype == BATCH_DTYPE
+    assert batches.flags.c_contiguous
+    count = len(batches)
+    offset_entries = bytearray(8 * count)
+    time_entries = bytearray(12 * count)
+    made = ffi.new("struct ls_index_made *")
+    result = lib.ls_index_batches(
+        address_of(batches),
+        count,
+        state.struct,
+        address_of(offset_entries),
+        count,
+        address_of(time_entries),
+        count,
+        made,
+    )
+    if result < 0:
+        message = (
+            f"batch {made.batches} is not within 2^31 - 1 of base offset {state.struct.base_offset}"
+        )
+        raise OverflowError(message)
+    assert result == count
+    return bytes(offset_entries[: 8 * made.offset_entries]), bytes(
+        time_entries[: 12 * made.time_entries]
+    )
+
+
+def offset_index_lookup(address: int, count: int, relative_offset: int) -> int:
+    """Return the slot of the last entry whose relative offset is <= the target, or -1."""
+    return int(lib.ls_offset_index_lookup(address, count, relative_offset))
+
+
+def offset_index_upper_bound(address: int, count: int, position: int) -> int:
+    """Return the slot of the first entry whose position is >= the target, or -1."""
+    return int(lib.ls_offset_index_upper_bound(address, count, position))
+
+
+def time_index_lookup(address: int, count: int, timestamp: int) -> int:
+    """Return the slot of the last entry whose timestamp is <= the target, or -1."""
+    return int(lib.ls_time_index_lookup(address, count, timestamp))
+
+
+def time_index_lookup_offset(address: int, count: int, relative_offset: int) -> int:
+    """Return the slot of the last entry whose relative offset is <= the target, or -1."""
+    return int(lib.ls_time_index_lookup_offset(address, count, relative_offset))
+
+
+def offset_index_check(address: int, count: int) -> int:
+    """Return the first slot whose offset or position does not increase, or -1."""
+    return int(lib.ls_offset_index_check(address, count))
+
+
+def time_index_check(address: int, count: int) -> int:
+    """Return the first slot whose timestamp does not increase or offset decreases, or -1."""
+    return int(lib.ls_time_index_check(address, count))
+
+
+# ---- records -------------------------------------------------------------------------------------
+class RecordCheck(NamedTuple):
+    """
+    What a leader's validator must know of the records of one batch.
+
+    Attributes:
+        max_timestamp: Of the records themselves, -1 or more, as Kafka computes it.
+        min_timestamp: Of the records themselves; 2^63 - 1 without records.
+        timestamps_outside: Records whose timestamp is not -1 and outside the given bounds.
+        null_keys: Records whose key is null.
+        last_offset_delta: Of the last record; -1 without records.
+        sequential: Offset deltas are 0, 1, 2, …
+        increasing: Offset deltas are >= 0 and strictly increasing.
+    """
+
+    max_timestamp: int
+    min_timestamp: int
+    timestamps_outside: int
+    null_keys: int
+    last_offset_delta: int
+    sequential: bool
+    increasing: bool
+
+
+def check_records(
+    section: Buffer,
+    record_count: int,
+    base_timestamp: int,
+    *,
+    lowest_timestamp: int = INT64_MIN,
+    highest_timestamp: int = INT64_MAX,
+) -> RecordCheck:
+    """
+    Check the structure of every record of one plain records section, headers included.
+
+    Raises:
+        InvalidRecordError: A record breaks a rule of spec 1.4, or bytes are missing or left.
+    """
+    view = ffi.from_buffer(section)
+    check = ffi.new("struct ls_record_check *")
+    result = lib.ls_check_records(
+        ffi.cast("uintptr_t", view),
+        len(view),
+        record_count,
+        base_timestamp,
+        lowest_timestamp,
+        highest_timestamp,
+        check,
+    )
+    if result < 0:
+        raise _malformed(record_count, len(view))
+    return RecordCheck(
+        check.max_timestamp,
+        check.min_timestamp,
+        check.timestamps_outside,
+        check.null_keys,
+        check.last_offset_delta,
+        bool(check.flags & CHECK_SEQUENTIAL),
+        bool(check.flags & CHECK_INCREASING),
+    )
+
+
+class RecordColumns(NamedTuple):
+    """
+    Where the parts of each record are, relative to the section.
+
+    Sizes are -1 for null; the position is then meaningless. ``header_positions`` is where
+    headersCount begins, ``header_sizes`` the bytes from there to the record's end.
+
+    Shapes: int64 or int32 (sizes), shape (record count,).
+    """
+
+    offsets: npt.NDArray[np.int64]
+    timestamps: npt.NDArray[np.int64]
+    key_positions: npt.NDArray[np.int64]
+    key_sizes: npt.NDArray[np.int32]
+    value_positions: npt.NDArray[np.int64]
+    value_sizes: npt.NDArray[np.int32]
+    header_positions: npt.NDArray[np.int64]
+    header_sizes: npt.NDArray[np.int32]
+
+
+def decode_records(
+    section: Buffer,
+    *,
+    base_offset: int,
+    base_timestamp: int,
+    log_append_time: int = -1,
+    record_count: int,
+) -> RecordColumns:
+    """
+    Take the records section of one batch apart; it is plain, or already decompressed.
+
+    Args:
+        section: The bytes after the batch header.
+        base_offset: The header's.
+        base_timestamp: The header's, or its delete horizon.
+        log_append_time: The header's max timestamp if its type is LogAppendTime, else -1.
+        record_count: The header's.
+
+    Raises:
+        InvalidRecordError: A record breaks a rule of spec 1.4, or bytes are missing or left.
+    """
+    view = ffi.from_buffer(section)
+    # A record takes 7 bytes or more: do not allocate for a count that cannot be.
+    if not 0 <= record_count <= len(view) // 7:
+        raise _malformed(record_count, len(view))
+    columns = RecordColumns(
+        np.empty(record_count, np.int64),
+        np.empty(record_count, np.int64),
+        np.empty(record_count, np.int64),
+        np.empty(record_count, np.int32),
+        np.empty(record_count, np.int64),
+        np.empty(record_count, np.int32),
+        np.empty(record_count, np.int64),
+        np.empty(record_count, np.int32),
+    )
+    struct = ffi.new("struct ls_record_columns *", [address_of(column) for column in columns])
+    result = lib.ls_decode_records(
+        ffi.cast("uintptr_t", view),
+        len(view),
+        base_offset,
+        base_timestamp,
+        log_append_time,
+        record_count,
+        struct,
+    )
+    if result < 0:
+        raise _malformed(record_count, len(view))
+    return columns
+
+
+def find_record(section: Buffer, record_count: int, offset_delta: int) -> tuple[int, int] | None:
+    """
+    Return (position, offset delta) of the first record at or after ``offset_delta``, or None.
+
+    Raises:
+        InvalidRecordError: A record on the way breaks a rule of the format.
+    """
+    view = ffi.from_buffer(section)
+    found_delta = ffi.new("int32_t *")
+    position = lib.ls_find_record(
+        ffi.cast("uintptr_t", view), len(view), record_count, offset_delta, found_delta
+    )
+    if position < -1:
+        raise _malformed(record_count, len(view))
+    return None if position < 0 else (int(position), int(found_delta[0]))
+
+
+def _malformed(record_count: int, size: int) -> InvalidRecordError:
+    return InvalidRecordError(
+        f"{size} bytes do not hold exactly {record_count} well-formed records; run verify"
+    )

@@ -1,0 +1,106 @@
+/*
+ * ls_decode.c: the records section of one batch: check it, take it apart, find a record in it.
+ * Contract: logstore.h. Source: Kafka DefaultRecord, DefaultRecordBatch; spec 1.4.
+ */
+#include "ls_internal.h"
+#include "ls_record.h"
+
+int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, int64_t base_timestamp,
+                         int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_record_check *check) {
+    assert(size >= 0);
+    assert(check != NULL);
+    *check = (struct ls_record_check){.max_timestamp = -1, .min_timestamp = INT64_MAX, .last_offset_delta = -1};
+    if (record_count < 0) return LS_E_CORRUPT;
+
+    const uint8_t *at = (const uint8_t *)section;
+    const uint8_t *end = at + size;
+    bool sequential = true;
+    bool increasing = true;
+    for (int32_t index = 0; index < record_count; ++index) {
+        struct ls_record record;
+        at = ls_parse_record(at, end, &record);
+        if (LS_UNLIKELY(at == NULL)) return LS_E_CORRUPT;
+
+        int64_t timestamp = ls_wrapping_add(base_timestamp, record.timestamp_delta);
+        if (timestamp > check->max_timestamp) check->max_timestamp = timestamp;
+        if (timestamp < check->min_timestamp) check->min_timestamp = timestamp;
+        bool outside = timestamp < lowest_timestamp || timestamp > highest_timestamp;
+        check->timestamps_outside += timestamp != -1 && outside;
+        check->null_keys += record.key_size < 0;
+        sequential &= record.offset_delta == index;
+        increasing &= record.offset_delta > check->last_offset_delta;
+        check->last_offset_delta = record.offset_delta;
+    }
+    if (at != end) return LS_E_CORRUPT;
+    check->flags = (sequential ? LS_CHECK_SEQUENTIAL : 0) | (increasing ? LS_CHECK_INCREASING : 0);
+    return 0;
+}
+
+int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, int64_t base_timestamp,
+                          int64_t log_append_time, int32_t record_count, const struct ls_record_columns *columns) {
+    assert(size >= 0);
+    assert(columns != NULL);
+    if (record_count < 0) return LS_E_CORRUPT;
+
+    const uint8_t *begin = (const uint8_t *)section;
+    const uint8_t *at = begin;
+    const uint8_t *end = at + size;
+    int64_t *offsets = (int64_t *)columns->offsets;
+    int64_t *timestamps = (int64_t *)columns->timestamps;
+    int64_t *key_positions = (int64_t *)columns->key_positions;
+    int32_t *key_sizes = (int32_t *)columns->key_sizes;
+    int64_t *value_positions = (int64_t *)columns->value_positions;
+    int32_t *value_sizes = (int32_t *)columns->value_sizes;
+    int64_t *header_positions = (int64_t *)columns->header_positions;
+    int32_t *header_sizes = (int32_t *)columns->header_sizes;
+    for (int32_t index = 0; index < record_count; ++index) {
+        struct ls_record record;
+        at = ls_parse_record(at, end, &record);
+        if (LS_UNLIKELY(at == NULL)) return LS_E_CORRUPT;
+
+        if (offsets) offsets[index] = ls_wrapping_add(base_offset, record.offset_delta);
+        if (timestamps) {
+            timestamps[index] =
+                log_append_time >= 0 ? log_append_time : ls_wrapping_add(base_timestamp, record.timestamp_delta);
+        }
+        if (key_positions) key_positions[index] = record.key - begin;
+        if (key_sizes) key_sizes[index] = record.key_size;
+        if (value_positions) value_positions[index] = record.value - begin;
+        if (value_sizes) value_sizes[index] = record.value_size;
+        if (header_positions) header_positions[index] = record.headers - begin;
+        if (header_sizes) header_sizes[index] = (int32_t)(at - record.headers);
+    }
+    return at == end ? record_count : LS_E_CORRUPT;
+}
+
+int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
+                       int32_t *found_delta) {
+    assert(size >= 0);
+    assert(found_delta != NULL);
+    if (record_count < 0) return LS_E_CORRUPT;
+
+    const uint8_t *begin = (const uint8_t *)section;
+    const uint8_t *at = begin;
+    const uint8_t *end = at + size;
+    for (int32_t index = 0; index < record_count; ++index) {
+        const uint8_t *record_at = at;
+        uint32_t bits;
+        uint64_t timestamp_bits;
+        at = ls_get_varint(at, end, &bits);
+        if (at == NULL) return LS_E_CORRUPT;
+        int32_t body_size = ls_unzigzag32(bits);
+        if (body_size < LS_RECORD_BYTES_MIN - 1 || body_size > end - at) return LS_E_CORRUPT;
+        const uint8_t *next = at + body_size;
+        at = ls_get_varlong(at + 1, next, &timestamp_bits);
+        if (at == NULL) return LS_E_CORRUPT;
+        at = ls_get_varint(at, next, &bits);
+        if (at == NULL) return LS_E_CORRUPT;
+        int32_t delta = ls_unzigzag32(bits);
+        if (delta >= offset_delta) {
+            *found_delta = delta;
+            return record_at - begin;
+        }
+        at = next;
+    }
+    return -1;
+}
