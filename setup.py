@@ -4,8 +4,10 @@ import sysconfig
 
 from setuptools import setup
 
-options = {}
-if not sysconfig.get_config_var("Py_GIL_DISABLED"):
-    options["bdist_wheel"] = {"py_limited_api": "cp311"}
+# The limited API, and with it the one wheel for all versions, is missing from free-threaded builds.
+limited_api = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
-setup(cffi_modules=["src/logstore/_native/build.py:ffi"], options=options)
+setup(
+    cffi_modules=["native_build.py:ffi"],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if limited_api else {},
+)

@@ -315,9 +315,7 @@ class UnexpectedAppendOffsetError(LogStoreError, ValueError):
         last_offset: Its last offset, inclusive.
     """
 
-    def __init__(
-        self, message: str, *, first_offset: int, last_offset: int, **fields: Any
-    ) -> None:
+    def __init__(self, message: str, *, first_offset: int, last_offset: int, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.first_offset = first_offset
         self.last_offset = last_offset

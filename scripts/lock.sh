@@ -1,0 +1,14 @@
+#!/bin/sh
+# Renew the lock: the newest versions that the ranges allow, for every platform and Python 3.11 and later, with hashes.
+#
+#   scripts/lock.sh [uv options, such as --upgrade-package numpy]
+#
+# Without options all versions are renewed.
+set -eu
+cd "$(dirname "$0")/.."
+
+[ $# -gt 0 ] || set -- --upgrade
+.venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+    --extra arrow --extra cli --extra metrics --extra test --extra dev \
+    --output-file requirements/lock.txt "$@" pyproject.toml
