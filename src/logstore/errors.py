@@ -103,6 +103,10 @@ class PoisonedError(StorageError):
     """An earlier fsync failed: what reached the disk is unknown. Close the log and open it again."""
 
 
+class SimulatedCrashError(StorageError):
+    """Simulated files have reached their crash point: every operation fails until a restart."""
+
+
 class CorruptCheckpointError(StorageError):
     """A checkpoint file has an unknown version, a malformed line or a wrong number of entries."""
 

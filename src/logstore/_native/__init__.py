@@ -12,6 +12,7 @@ from logstore._native.columns import (
     encode_records,
     seal_batch,
 )
+from logstore._native.io import Mapping, NativeFiles, Path, check, path_of, real_io
 from logstore._native.kernels import (
     BATCH_DTYPE,
     CHECK_DTYPE,
@@ -68,12 +69,16 @@ __all__ = [
     "Columns",
     "Encoded",
     "IndexState",
+    "Mapping",
+    "NativeFiles",
+    "Path",
     "RecordCheck",
     "RecordColumns",
     "ScanResult",
     "address_of",
     "assign_batches",
     "batch_fields",
+    "check",
     "check_records",
     "crc32c",
     "crc32c_with",
@@ -88,6 +93,8 @@ __all__ = [
     "offset_index_check",
     "offset_index_lookup",
     "offset_index_upper_bound",
+    "path_of",
+    "real_io",
     "scan_batches",
     "scan_checked",
     "seal_batch",

@@ -39,14 +39,81 @@ enum ls_stop {
 };
 
 /* ---- ls_io: the door to the file system (DESIGN.md D11) ------------------------------------- */
+/*
+ * A table of functions with a context. Three kinds: the real one, a simulated one that can lose
+ * what was not synced, and a failing one that wraps another. An fd is the process's own in all of
+ * them. Functions without a word on threads may be called from any thread at any time.
+ */
 typedef struct ls_io ls_io;
 
-/* Number of operations that an io counts, and their names for tests: see ls_io_name. */
+/* The operations that an io counts; ls_io_name gives their names. */
 enum ls_io_op {
     LS_IO_OPEN, LS_IO_CLOSE, LS_IO_PWRITE, LS_IO_PWRITEV, LS_IO_PREAD, LS_IO_FALLOCATE, LS_IO_FTRUNCATE,
     LS_IO_FDATASYNC, LS_IO_FSYNC_DIR, LS_IO_RENAME, LS_IO_LINK, LS_IO_UNLINK, LS_IO_MKDIR, LS_IO_RMDIR,
-    LS_IO_COPY_FILE_RANGE, LS_IO_MAP, LS_IO_UNMAP, LS_IO_STORED, LS_IO_OP_COUNT
+    LS_IO_COPY_FILE_RANGE, LS_IO_MAP, LS_IO_UNMAP, LS_IO_STORED, LS_IO_SET_MODIFIED, LS_IO_OP_COUNT
 };
+
+enum ls_io_map_flag {
+    LS_IO_MAP_READ = 1, /* always */
+    LS_IO_MAP_STORE = 2 /* shared and writable: every store is reported with ls_io_stored */
+};
+
+/* One piece of a gathered write. */
+struct ls_io_span {
+    uintptr_t bytes;
+    int64_t size;
+};
+
+/* The operating system's own files. NULL: no memory. It may live as long as the process. */
+ls_io *ls_io_real_new(void);
+/* Destroy any io; a wrapped one stays. The caller guarantees that nothing uses it any more. */
+void ls_io_free(ls_io *io);
+
+/* Count operations from now on (tests): one relaxed atomic addition each. Off at first. */
+void ls_io_set_counting(ls_io *io, int32_t counting);
+int64_t ls_io_count(const ls_io *io, int32_t op);
+const char *ls_io_name(int32_t op);
+
+/*
+ * One operation each. EINTR is retried; a transfer may be short. Each returns >= 0, -errno, or
+ * LS_E_CRASHED from a simulated io. `path` is in the file system's encoding.
+ */
+int64_t ls_io_open(ls_io *io, const char *path, int32_t flags, int32_t mode); /* O_CLOEXEC added; no O_APPEND */
+int64_t ls_io_close(ls_io *io, int32_t fd);                                   /* the fd is gone in any case */
+int64_t ls_io_pwrite(ls_io *io, int32_t fd, const void *bytes, int64_t size, int64_t position);
+int64_t ls_io_pwritev(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t count, int64_t position);
+int64_t ls_io_pread(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t position);
+int64_t ls_io_fallocate(ls_io *io, int32_t fd, int64_t position, int64_t size); /* size kept; -EOPNOTSUPP */
+int64_t ls_io_ftruncate(ls_io *io, int32_t fd, int64_t size);
+int64_t ls_io_fdatasync(ls_io *io, int32_t fd); /* data and size reach the device (F_FULLFSYNC on macOS) */
+int64_t ls_io_fsync_dir(ls_io *io, const char *path);
+int64_t ls_io_rename(ls_io *io, const char *source, const char *target);
+int64_t ls_io_link(ls_io *io, const char *source, const char *target);
+int64_t ls_io_unlink(ls_io *io, const char *path);
+int64_t ls_io_mkdir(ls_io *io, const char *path, int32_t mode);
+int64_t ls_io_rmdir(ls_io *io, const char *path);
+int64_t ls_io_copy_file_range(ls_io *io, int32_t source, int64_t source_position, int32_t target,
+                              int64_t target_position, int64_t size);
+int64_t ls_io_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address);
+int64_t ls_io_unmap(ls_io *io, uintptr_t address, int64_t size);
+/* Bytes [position, position + size) of a mapping made with LS_IO_MAP_STORE were stored to; call before publishing. */
+int64_t ls_io_stored(ls_io *io, uintptr_t address, int64_t position, int64_t size);
+int64_t ls_io_set_modified(ls_io *io, const char *path, int64_t modified_ms); /* mtime, and atime with it */
+
+/* Loops over the above until all is done. A write that fails may have written a part. */
+int64_t ls_io_write_all(ls_io *io, int32_t fd, const void *bytes, int64_t size, int64_t position);  /* size or < 0 */
+int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t count, int64_t position);
+int64_t ls_io_read_all(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t position); /* short only at the end */
+/* copy_file_range, or pread and pwrite where that is not possible; short only at the source's end. */
+int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32_t target, int64_t target_position,
+                       int64_t size);
+
+/*
+ * A record lock on the whole file, exclusive, of the open file description (F_OFD_SETLK; of the
+ * process where there is none). 0, or -EAGAIN if another holds one, Java's FileLock included.
+ */
+int64_t ls_io_lock(ls_io *io, int32_t fd);
+int64_t ls_io_unlock(ls_io *io, int32_t fd);
 
 /* ---- v2 batch headers ------------------------------------------------------------------------ */
 /* One parsed header; numpy reads an array of these as a structured dtype (_native.BATCH_DTYPE). */
