@@ -93,7 +93,7 @@ class Columns:
         struct.value_offsets, struct.value_offset_width = self._offsets("value", value_offsets)
         struct.key_offsets, struct.key_offset_width = self._offsets("key", key_offsets)
         struct.header_offsets, width = self._offsets("header", header_offsets)
-        if width == 4:  # noqa: PLR2004
+        if width == 4:
             message = "header_offsets must be int64; use astype('int64')"
             raise ValueError(message)
         struct.value_validity = self._bitmap("value", value_validity, bit_offset)

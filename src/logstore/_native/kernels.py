@@ -59,7 +59,7 @@ def _has_layout_of(dtype: np.dtype[Any], struct: str) -> bool:
         if ffi.offsetof(struct, name) != end:
             return False
         end += dtype[name].itemsize
-    return end == dtype.itemsize == ffi.sizeof(struct)
+    return bool(end == dtype.itemsize == ffi.sizeof(struct))
 
 
 assert _has_layout_of(BATCH_DTYPE, "struct ls_batch")
@@ -106,7 +106,7 @@ def crc32c(data: Buffer, crc: int = 0) -> int:
 
 
 def crc32c_with(variant: str, data: Buffer, crc: int = 0) -> int | None:
-    """Return :func:`crc32c` by one of ``CRC_VARIANTS``, or None if this machine does not have it."""
+    """Return :func:`crc32c` by one of ``CRC_VARIANTS``, or None if the machine lacks it."""
     view = ffi.from_buffer(data)
     result = lib.ls_crc32c_with(
         CRC_VARIANTS.index(variant), crc, ffi.cast("uintptr_t", view), len(view)
@@ -272,7 +272,9 @@ def assign_batches(
         log_append_time,
     )
     if result < 0:
-        message = "a batch lies outside its bytes or has a negative last offset delta; scan it again"
+        message = (
+            "a batch lies outside its bytes or has a negative last offset delta; scan it again"
+        )
         raise CorruptRecordError(message)
     return int(result)
 

@@ -1,0 +1,314 @@
+"""Encoders: what they write is what the reference writes, for every shape of columns."""
+
+from __future__ import annotations
+
+import random
+
+import kernel_reference as reference
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_reference import Guarded, Row
+
+from logstore import _native
+from logstore.errors import RecordTooLargeError
+
+SIZES = st.one_of(
+    st.integers(0, 9),
+    st.sampled_from([15, 16, 31, 32, 33, 57, 58, 59, 60, 63, 64, 65, 100, 127, 128, 129]),
+    st.sampled_from([191, 192, 255, 256, 257, 300, 511, 512, 513, 2047, 2048, 2049, 8191, 8192]),
+)
+NOISE = random.Random(7).randbytes(9000)
+ITEMS = st.builds(lambda size, start: NOISE[start : start + size], SIZES, st.integers(0, 700))
+HEADERS = st.lists(
+    st.tuples(st.sampled_from([b"", b"h", b"key"]), st.sampled_from([None, b"", b"value"])),
+    max_size=3,
+).map(tuple)
+TIMESTAMPS = st.one_of(
+    st.sampled_from([-1, 0, 1, 63, 64, 1000]),
+    st.sampled_from([1_700_000_000_000, 2**62, 2**63 - 1, -(2**63)]),
+)
+GUARDED_VALUES = Guarded(1 << 20)
+GUARDED_KEYS = Guarded(1 << 19)
+GUARDED_OUT = Guarded(1 << 20)
+
+
+def joined(items, dtype, lead):
+    """Bytes and offsets of ``items`` behind ``lead`` bytes that belong to none."""
+    sizes = [lead, *(len(item or b"") for item in items)]
+    return bytes(lead) + b"".join(item or b"" for item in items), np.cumsum(sizes, dtype=dtype)
+
+
+def bitmap(items, bit_offset):
+    bits = [0] * bit_offset + [item is not None for item in items]
+    return np.packbits(bits, bitorder="little")
+
+
+def columns_of(rows, *, dtype=np.int32, key_dtype=np.int64, lead=0, bit_offset=0, timestamps=True):
+    """Columns of ``rows`` whose buffers end at unreadable memory."""
+    values, value_offsets = joined([row.value for row in rows], dtype, lead)
+    keys, key_offsets = joined([row.key for row in rows], key_dtype, lead)
+    shapes = {}
+    if any(row.key is not None for row in rows):
+        shapes |= {"keys": GUARDED_KEYS(keys), "key_offsets": key_offsets}
+        if any(row.key is None for row in rows):
+            shapes["key_validity"] = bitmap([row.key for row in rows], bit_offset)
+    if any(row.value is None for row in rows):
+        shapes["value_validity"] = bitmap([row.value for row in rows], bit_offset)
+    if any(row.headers for row in rows):
+        headers = [reference.encode_headers(row.headers) if row.headers else b"" for row in rows]
+        shapes["headers"], shapes["header_offsets"] = joined(headers, np.int64, lead)
+    if timestamps:
+        shapes["timestamps"] = np.array([row.timestamp for row in rows], np.int64)
+    else:
+        shapes["timestamp"] = rows[0].timestamp
+    return _native.Columns(GUARDED_VALUES(values), value_offsets, bit_offset=bit_offset, **shapes)
+
+
+def reference_batches(rows, batch_bytes, base_offset=0):
+    """Batches of ``rows`` as many to a batch as fit, at least one."""
+    batches = []
+    first = 0
+    while first < len(rows):
+        base = rows[first].timestamp
+        size, count = 61, 0
+        while first + count < len(rows):
+            record = len(reference.encode_record(rows[first + count], count, base))
+            if count and size + record > batch_bytes:
+                break
+            size, count = size + record, count + 1
+        batch = reference.encode_batch(rows[first : first + count], base_offset=base_offset + first)
+        batches.append(batch)
+        first += count
+    return batches
+
+
+def native_batches(columns, batch_bytes, base_offset=0):
+    batches = []
+    first = 0
+    while first < columns.count:
+        encoded = _native.encode_batch(
+            columns, first, base_offset=base_offset + first, batch_bytes=batch_bytes
+        )
+        batches.append(encoded.data)
+        first += encoded.record_count
+    return batches
+
+
+ROWS = st.lists(
+    st.builds(Row, TIMESTAMPS, st.none() | ITEMS, st.none() | ITEMS, HEADERS),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ROWS,
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from([0, 1, 5]),
+    st.sampled_from([0, 1, 7, 9]),
+    st.sampled_from([62, 150, 400, 1024, 16384]),
+)
+def test_any_columns(rows, dtype, key_dtype, lead, bit_offset, batch_bytes):
+    """Keys, timestamps, headers and nulls, both offset widths, slices: the reference's bytes."""
+    columns = columns_of(rows, dtype=dtype, key_dtype=key_dtype, lead=lead, bit_offset=bit_offset)
+    assert reference_batches(rows, batch_bytes) == native_batches(columns, batch_bytes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(ITEMS, min_size=1, max_size=12),
+    st.sampled_from([np.int32, np.int64]),
+    st.integers(0, 300),
+)
+def test_values_alone(values, dtype, slack):
+    """No keys, one timestamp: the common shape, whether or not bytes behind it are readable."""
+    rows = [Row(1_700_000_000_000, None, value) for value in values]
+    data, offsets = joined(values, dtype, 3)
+    columns = _native.Columns(
+        GUARDED_VALUES(data + bytes(slack)),
+        offsets,
+        timestamp=1_700_000_000_000,
+        values_slack=0,
+    )
+    columns.struct.values_size -= slack
+    columns.struct.values_slack = slack
+    assert reference_batches(rows, 4096) == native_batches(columns, 4096)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 40, 100])
+def test_many_small_records(dtype, keyed, size):
+    """Offset deltas of one, two and three bytes in one batch."""
+    count = 8300 if size else 9000
+    rows = [
+        Row(5 + index % 3 * keyed, b"k%d" % index if keyed else None, NOISE[:size])
+        for index in range(count)
+    ]
+    columns = columns_of(rows, dtype=dtype, timestamps=keyed)
+    (batch,) = native_batches(columns, 1 << 21, base_offset=77)
+    assert 77 == int.from_bytes(batch[:8])
+    assert (
+        reference.encode_record(rows[-1], count - 1, 5)
+        == batch[-len(reference.encode_record(rows[-1], count - 1, 5)) :]
+    )
+    section = b"".join(reference.encode_record(row, delta, 5) for delta, row in enumerate(rows))
+    assert section == batch[61:]
+
+
+@pytest.mark.parametrize("size", [*range(50, 70), *range(8175, 8195), 2**20 - 20, 2**20])
+def test_sizes_around_each_varint_length(size):
+    """Where the length varints grow by a byte, and a record larger than batch_bytes."""
+    row = Row(1, None, bytes(size))
+    columns = _native.Columns(bytes(size), np.array([0, size]), timestamp=1)
+    encoded = _native.encode_records(columns, 0, base_offset=0, batch_bytes=100)
+    assert reference.encode_record(row, 0, 1) == encoded.data
+
+
+def test_batch_bytes_is_a_bound():
+    """A batch never exceeds batch_bytes unless its first record does alone."""
+    values = bytes(100 * 200)
+    columns = _native.Columns(values, np.arange(0, 20001, 100, np.int32), timestamp=1)
+    for batch_bytes in range(160, 900, 13):
+        sizes = [len(batch) for batch in native_batches(columns, batch_bytes)]
+        assert max(sizes) <= max(batch_bytes, 61 + 109)
+        assert all(size + 109 > batch_bytes for size in sizes[:-1])
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_out_may_be_exactly_as_large_as_promised(keyed):
+    """Only LS_ENCODE_SLACK bytes behind batch_bytes are written, at every batch size."""
+    rows = [Row(index, b"key" if keyed else None, NOISE[: index % 300]) for index in range(600)]
+    columns = columns_of(rows)
+    encoded = _native.ffi.new("struct ls_encoded *")
+    for batch_bytes in range(400, 5000, 37):
+        fields = _native.batch_fields(base_offset=0, batch_bytes=batch_bytes)
+        room = batch_bytes + _native.lib.LS_ENCODE_SLACK
+        out = GUARDED_OUT(bytes(room))
+        size = _native.lib.ls_encode_batch(
+            columns.struct, 100, fields, _native.address_of(out), room, encoded
+        )
+        assert 61 < size == encoded.size_bytes <= batch_bytes
+        count = encoded.record_count
+        assert reference.encode_batch(rows[100 : 100 + count]) == bytes(out)[:size]
+
+
+def test_too_little_room_is_said():
+    """An `out` that cannot hold the batch gives LS_E_NO_ROOM, and nothing is written beyond it."""
+    columns = columns_of([Row(1, None, NOISE[:1000])] * 3)
+    encoded = _native.ffi.new("struct ls_encoded *")
+    fields = _native.batch_fields(base_offset=0, batch_bytes=65536)
+    for room in range(0, 1400, 7):
+        out = GUARDED_OUT(bytes(room))
+        result = _native.lib.ls_encode_batch(
+            columns.struct, 0, fields, _native.address_of(out), room, encoded
+        )
+        if result > 0:
+            assert room >= 61 + 1010 + _native.lib.LS_ENCODE_SLACK
+        else:
+            assert _native.lib.LS_E_NO_ROOM == result
+
+
+@pytest.mark.parametrize("width", [np.int32, np.int64])
+@pytest.mark.parametrize("column", ["value", "key"])
+@pytest.mark.parametrize(
+    "offsets", [[0, 3, 2, 4], [-1, 1, 2, 3], [0, 1, 2, 11], [0, 11, 11, 11], [0, 2**31 - 1, 5, 6]]
+)
+def test_bad_offsets_are_refused(width, column, offsets):
+    """Offsets that descend or exceed the buffer never lead outside it."""
+    offsets = np.array(offsets, width)
+    good = np.array([0, 1, 2, 3], width)
+    data = GUARDED_VALUES(bytes(10))
+    if column == "value":
+        columns = _native.Columns(data, offsets, keys=bytes(10), key_offsets=good)
+        bare = _native.Columns(data, offsets)
+    else:
+        columns = _native.Columns(bytes(10), good, keys=data, key_offsets=offsets)
+        bare = columns
+    for each in (columns, bare):
+        with pytest.raises(ValueError, match="offsets of a column"):
+            _native.encode_batch(each, 0, base_offset=0)
+
+
+@pytest.mark.parametrize("last", [2**31, 2**40, 2**63 - 1, -(2**63)])
+def test_huge_offsets_are_refused(last):
+    """An int64 offset beyond every buffer is found before a byte is read."""
+    columns = _native.Columns(bytes(10), np.array([0, 1, last]))
+    with pytest.raises(ValueError, match="offsets of a column"):
+        _native.encode_batch(columns, 0, base_offset=0)
+
+
+def test_a_record_beyond_the_format_is_refused():
+    """A body over 2^31 - 1 bytes is refused before it is copied."""
+    columns = _native.Columns(b"", np.array([0, 2**31 - 1]))
+    columns.struct.values_size = 2**31  # Never read: the size is judged first.
+    encoded = _native.ffi.new("struct ls_encoded *")
+    fields = _native.batch_fields(base_offset=0)
+    result = _native.lib.ls_encode_batch(
+        columns.struct, 0, fields, _native.address_of(bytearray(1000)), 1000, encoded
+    )
+    assert _native.lib.LS_E_TOO_LARGE == result
+
+
+def test_all_values_null():
+    """No value buffer at all: every value is null, as in a batch of tombstones."""
+    columns = _native.Columns(
+        None, None, keys=b"abc", key_offsets=np.arange(4, dtype=np.int32), timestamp=9, count=3
+    )
+    rows = [Row(9, key, None) for key in (b"a", b"b", b"c")]
+    assert [reference.encode_batch(rows)] == native_batches(columns, 4096)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"value_offsets": np.array([0, 1], np.int16)},
+        {"value_offsets": np.array([[0, 1]])},
+        {"value_offsets": None},
+        {"value_offsets": np.array([], np.int64)},
+        {"value_validity": b""},
+        {"value_validity": b"\1", "bit_offset": 8},
+        {"keys": b"ab", "key_offsets": np.array([0, 1, 2])},
+        {"timestamps": np.array([1, 2])},
+        {"timestamps": np.array([1], np.int32)},
+        {"headers": b"\0", "header_offsets": np.array([0, 1], np.int32)},
+        {"bit_offset": -1},
+        {"values_slack": -1},
+    ],
+)
+def test_shapes_are_checked(arguments):
+    """A column that does not fit the others is refused when the columns are made."""
+    with pytest.raises(ValueError):
+        _native.Columns(b"a", **({"value_offsets": np.array([0, 1])} | arguments))
+
+
+def test_seal_refuses_what_the_format_cannot_tell():
+    """The length field has 31 bits."""
+    fields = _native.batch_fields(base_offset=0)
+    size = 2**31 + 12
+    arguments = (size, fields, 0, 0, 0, 1)
+    assert _native.lib.LS_E_TOO_LARGE == _native.lib.ls_seal_batch(
+        _native.address_of(bytearray(61)), *arguments
+    )
+
+
+def test_too_large_has_its_error(monkeypatch):
+    """The wrapper turns LS_E_TOO_LARGE into RecordTooLargeError."""
+    columns = _native.Columns(b"", np.array([0, 2**31 - 1]))
+    columns.struct.values_size = 2**31
+    with pytest.raises(RecordTooLargeError):
+        _native.encode_batch(columns, 0, base_offset=0)
+
+
+@given(ROWS)
+@settings(max_examples=50, deadline=None)
+def test_record_bound(rows):
+    """The bound is never below what the encoder writes."""
+    columns = columns_of(rows)
+    bound = _native.lib.ls_record_bound(columns.struct, 0, len(rows))
+    section = _native.encode_records(columns, 0, base_offset=0, batch_bytes=1 << 20).data
+    assert len(section) <= bound <= len(section) + 32 * len(rows)
