@@ -356,3 +356,16 @@ class PartialAppendError(LogStoreError):
     def __init__(self, message: str, *, appended: range, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.appended = appended
+
+
+class MissingExtraError(LogStoreError, ImportError):
+    """
+    An optional dependency is not installed.
+
+    Attributes:
+        extra: The extra of the distribution that brings it.
+    """
+
+    def __init__(self, message: str, *, extra: str, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.extra = extra

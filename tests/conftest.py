@@ -1,0 +1,56 @@
+"""
+Settings of the whole suite.
+
+Environment:
+    LOGSTORE_HYPOTHESIS: ``commit`` (default) or ``nightly``, which draws a hundred times as much.
+    LOGSTORE_NO_SKIPS: With 1, a test skipped for want of a download or of Java fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Deadlines measure the machine, not the code: sanitizers and a busy core would trip them.
+settings.register_profile("commit", deadline=None, print_blob=True)
+settings.register_profile(
+    "nightly",
+    deadline=None,
+    print_blob=True,
+    max_examples=10_000,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("LOGSTORE_HYPOTHESIS", "commit"))
+
+# How a test says that something has to be fetched or installed first: pytest.skip("download: ...").
+MISSING = ("download:", "java:")
+
+
+def _forbidden_skips(config):
+    """Return a line for each test or module skipped for want of something that CI has to have."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("LOGSTORE_NO_SKIPS") != "1" or terminal is None:
+        return []
+    skipped = [
+        (report.nodeid, report.longrepr[2].removeprefix("Skipped: "))
+        for report in terminal.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    ]
+    return [f"{test}: {reason}" for test, reason in skipped if reason.lower().startswith(MISSING)]
+
+
+def pytest_sessionfinish(session):
+    """Fail a run that promised not to skip."""
+    if _forbidden_skips(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say which skips failed the run."""
+    lines = _forbidden_skips(config)
+    if lines:
+        terminalreporter.section("skipped, which LOGSTORE_NO_SKIPS forbids", red=True)
+        for line in lines:
+            terminalreporter.line(line)

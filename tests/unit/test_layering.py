@@ -1,0 +1,83 @@
+"""Imports point strictly downward: the layers of docs/ARCHITECTURE.md, checked on the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.repository
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "logstore"
+
+# Lowest first. A module imports from rows above its own only, never from its own row.
+LAYERS = [
+    {"errors", "extras"},
+    {"config", "clock"},
+    {"scheduler", "metrics"},
+    {"_native"},
+    {"files"},
+    {"compression"},
+    {"record"},
+    {"legacy", "index", "checkpoint"},
+    {"file_records", "validator", "leader_epoch", "producer_state", "retention"},
+    {"segment"},
+    {"loader", "partition_state", "reader"},
+    {"log"},
+    {""},  # The package itself: public names, no logic.
+    {"cli", "testing"},
+]
+LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}
+
+
+def unit_of(path):
+    """Return the row entry that a file belongs to: a module, or a subpackage as a whole."""
+    first = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imported_units(path):
+    """Yield the units of this package that a file imports, wherever in the file it does so."""
+    package = ["logstore", *path.relative_to(SOURCE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            kept = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*kept, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "logstore":
+                known = len(parts) > 1 and (
+                    (SOURCE / f"{parts[1]}.py").exists() or (SOURCE / parts[1]).is_dir()
+                )
+                yield parts[1] if known else ""
+
+
+def python_files():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def test_every_module_has_a_layer():
+    """A new module is added to the table, and to the architecture document."""
+    assert set() == {unit_of(path) for path in python_files()} - LAYER_OF.keys()
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_strictly_downward(path):
+    """A file imports its own subpackage and lower layers only."""
+    unit = unit_of(path)
+    upward = {
+        name
+        for name in imported_units(path)
+        if name != unit and LAYER_OF.get(name, len(LAYERS)) >= LAYER_OF[unit]
+    }
+    assert set() == upward
+
+
+def test_only_native_touches_the_compiled_core():
+    """`_core` is imported inside `_native` alone, whose wrappers check what goes in and comes out."""
+    users = {unit_of(path) for path in python_files() if "_core import" in path.read_text("utf-8")}
+    assert users <= {"_native"}
