@@ -1,4 +1,4 @@
-"""Imports point strictly downward: the layers of docs/ARCHITECTURE.md, checked on the syntax trees."""
+"""Imports point strictly downward: the layers of docs/ARCHITECTURE.md, on the syntax trees."""
 
 from __future__ import annotations
 
@@ -78,6 +78,6 @@ def test_imports_point_strictly_downward(path):
 
 
 def test_only_native_touches_the_compiled_core():
-    """`_core` is imported inside `_native` alone, whose wrappers check what goes in and comes out."""
+    """`_core` is imported inside `_native` alone, whose wrappers check what goes in and out."""
     users = {unit_of(path) for path in python_files() if "_core import" in path.read_text("utf-8")}
     assert users <= {"_native"}
