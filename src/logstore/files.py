@@ -198,8 +198,7 @@ class FileHandle:
         """Take a lease that :meth:`release` ends, for holders that are not a ``with`` block."""
         with self._guard:
             if self._is_closed:
-                message = f"{self.path} is closed; open it again"
-                raise ClosedError(message, path=self.path)
+                raise self._closed_error()
             self._lease_count += 1
             return self._fd
 
@@ -211,6 +210,9 @@ class FileHandle:
             is_last = self._is_closed and self._lease_count == 0
         if is_last:
             self.files.close(self._fd)
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"{self.path} is closed; open it again", path=self.path)
 
     def rename(self, target: Path) -> None:
         """Rename the file and remember its new path; leases go on."""

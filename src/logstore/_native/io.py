@@ -29,6 +29,10 @@ from logstore.errors import (
     UnsupportedForMessageFormatError,
 )
 
+# Looked up once: these two are called per record.
+_read_all = lib.ls_io_read_all
+_write_all = lib.ls_io_write_all
+
 Path = str | os.PathLike[str]
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -215,7 +219,7 @@ class NativeFiles:
         if type(data) is not bytes:
             data = ffi.from_buffer(data)
         size = len(data)
-        rc = lib.ls_io_write_all(self.io, fd, data, size, position)
+        rc = _write_all(self.io, fd, data, size, position)
         if rc < 0:
             _fail(rc, f"pwrite {size} bytes at {position}", path_of(fd))
         return size
@@ -234,10 +238,10 @@ class NativeFiles:
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """Read ``size`` bytes at ``position``; fewer only at the end of the file."""
-        # Filled in place, like os.pread does it: the object is new and nobody else has it.
+        # Filled in place, as os.pread does it: the object is new and nobody else has it.
         data = bytes(size)
         if size > 0:
-            rc = lib.ls_io_read_all(self.io, fd, ffi.from_buffer(data), size, position)
+            rc = _read_all(self.io, fd, data, size, position)
             if rc < 0:
                 _fail(rc, f"pread {size} bytes at {position}", path_of(fd))
             if rc < size:
@@ -247,7 +251,7 @@ class NativeFiles:
     def pread_into(self, fd: int, buffer: Any, position: int) -> int:
         """Fill ``buffer`` from ``position`` on; the number of bytes, fewer only at the end."""
         target = ffi.from_buffer(buffer, require_writable=True)
-        rc = lib.ls_io_read_all(self.io, fd, target, len(target), position)
+        rc = _read_all(self.io, fd, target, len(target), position)
         if rc < 0:
             _fail(rc, f"pread {len(target)} bytes at {position}", path_of(fd))
         return rc  # type: ignore[no-any-return]
