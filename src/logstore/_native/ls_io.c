@@ -11,22 +11,32 @@
 #include <unistd.h>
 
 static const char *const OP_NAMES[LS_IO_OP_COUNT] = {
-    [LS_IO_OPEN] = "open",           [LS_IO_CLOSE] = "close",
-    [LS_IO_PWRITE] = "pwrite",       [LS_IO_PWRITEV] = "pwritev",
-    [LS_IO_PREAD] = "pread",         [LS_IO_FALLOCATE] = "fallocate",
-    [LS_IO_FTRUNCATE] = "ftruncate", [LS_IO_FDATASYNC] = "fdatasync",
-    [LS_IO_FSYNC_DIR] = "fsync_dir", [LS_IO_RENAME] = "rename",
-    [LS_IO_LINK] = "link",           [LS_IO_UNLINK] = "unlink",
-    [LS_IO_MKDIR] = "mkdir",         [LS_IO_RMDIR] = "rmdir",
-    [LS_IO_MAP] = "map",             [LS_IO_COPY_FILE_RANGE] = "copy_file_range",
-    [LS_IO_UNMAP] = "unmap",         [LS_IO_STORED] = "stored",
+    [LS_IO_OPEN] = "open",
+    [LS_IO_CLOSE] = "close",
+    [LS_IO_PWRITE] = "pwrite",
+    [LS_IO_PWRITEV] = "pwritev",
+    [LS_IO_PREAD] = "pread",
+    [LS_IO_FALLOCATE] = "fallocate",
+    [LS_IO_FTRUNCATE] = "ftruncate",
+    [LS_IO_FDATASYNC] = "fdatasync",
+    [LS_IO_FSYNC_DIR] = "fsync_dir",
+    [LS_IO_RENAME] = "rename",
+    [LS_IO_LINK] = "link",
+    [LS_IO_UNLINK] = "unlink",
+    [LS_IO_MKDIR] = "mkdir",
+    [LS_IO_RMDIR] = "rmdir",
+    [LS_IO_MAP] = "map",
+    [LS_IO_COPY_FILE_RANGE] = "copy_file_range",
+    [LS_IO_UNMAP] = "unmap",
+    [LS_IO_STORED] = "stored",
     [LS_IO_SET_MODIFIED] = "set_modified",
 };
 
 void ls_io_init(ls_io *io, const struct ls_io_table *table) {
     io->table = table;
     atomic_init(&io->counting, 0);
-    for (int op = 0; op < LS_IO_OP_COUNT; op++) atomic_init(&io->counts[op], 0);
+    for (int op = 0; op < LS_IO_OP_COUNT; op++)
+        atomic_init(&io->counts[op], 0);
 }
 
 void ls_io_free(ls_io *io) {
@@ -58,7 +68,9 @@ static inline bool is_range(int64_t position, int64_t size) {
     return position >= 0 && size >= 0 && position <= INT64_MAX - size;
 }
 
-static inline int64_t at_most(int64_t size, int64_t limit) { return size < limit ? size : limit; }
+static inline int64_t at_most(int64_t size, int64_t limit) {
+    return size < limit ? size : limit;
+}
 
 /* ---- operations --------------------------------------------------------------------------------- */
 
@@ -122,7 +134,8 @@ int64_t ls_io_pread(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t po
     if (!is_range(position, size)) return -EINVAL;
     count(io, LS_IO_PREAD);
     int64_t got;
-    UNINTERRUPTED(got, io->table->pread(io, fd, bytes, at_most(size, LS_IO_TRANSFER_MAX), position));
+    UNINTERRUPTED(got,
+                  io->table->pread(io, fd, bytes, at_most(size, LS_IO_TRANSFER_MAX), position));
     return got;
 }
 
@@ -196,8 +209,9 @@ int64_t ls_io_copy_file_range(ls_io *io, int32_t source, int64_t source_position
     if (!is_range(source_position, size) || !is_range(target_position, size)) return -EINVAL;
     count(io, LS_IO_COPY_FILE_RANGE);
     int64_t copied;
-    UNINTERRUPTED(copied, io->table->copy_file_range(io, source, source_position, target, target_position,
-                                                     at_most(size, LS_IO_TRANSFER_MAX)));
+    UNINTERRUPTED(copied,
+                  io->table->copy_file_range(io, source, source_position, target, target_position,
+                                             at_most(size, LS_IO_TRANSFER_MAX)));
     return copied;
 }
 
@@ -238,8 +252,8 @@ int64_t ls_io_write_all(ls_io *io, int32_t fd, const void *bytes, int64_t size, 
     return size < 0 ? -EINVAL : size;
 }
 
-int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t span_count,
-                              int64_t position) {
+int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *spans,
+                              int32_t span_count, int64_t position) {
     int64_t done = 0;
     int32_t i = 0;
     while (i < span_count) {
@@ -256,7 +270,8 @@ int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *sp
         if (!progressed) return -EIO;
         if (i < span_count && written > 0) {
             const uint8_t *rest = (const uint8_t *)spans[i].bytes + written;
-            int64_t finished = ls_io_write_all(io, fd, rest, spans[i].size - written, position + done);
+            int64_t finished =
+                ls_io_write_all(io, fd, rest, spans[i].size - written, position + done);
             if (finished < 0) return finished;
             done += finished;
             i += 1;
@@ -278,8 +293,8 @@ int64_t ls_io_read_all(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t
 }
 
 /* Copy through memory what the kernel cannot copy by itself. */
-static int64_t copy_through_memory(ls_io *io, int32_t source, int64_t source_position, int32_t target,
-                                   int64_t target_position, int64_t size) {
+static int64_t copy_through_memory(ls_io *io, int32_t source, int64_t source_position,
+                                   int32_t target, int64_t target_position, int64_t size) {
     uint8_t block[32768];
     int64_t done = 0;
     while (done < size) {

@@ -4,10 +4,10 @@
 #ifndef LS_IO_H
 #define LS_IO_H
 
-#include "logstore.h"
-
 #include <stdatomic.h>
 #include <sys/types.h>
+
+#include "logstore.h"
 
 /* Linux moves at most 0x7ffff000 bytes a call; macOS refuses more than INT_MAX. */
 #define LS_IO_TRANSFER_MAX ((int64_t)1 << 30)

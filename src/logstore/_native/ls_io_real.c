@@ -1,8 +1,6 @@
 /*
  * ls_io_real.c: the operating system's own files. No state but the counters of the head.
  */
-#include "ls_io.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,12 +10,16 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "ls_io.h"
+
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
 
 /* The result of a system call in our convention. */
-static inline int64_t answer(int64_t result) { return result < 0 ? -(int64_t)errno : result; }
+static inline int64_t answer(int64_t result) {
+    return result < 0 ? -(int64_t)errno : result;
+}
 
 static int64_t real_open(ls_io *io, const char *path, int32_t flags, int32_t mode) {
     (void)io;
@@ -29,7 +31,8 @@ static int64_t real_close(ls_io *io, int32_t fd) {
     return answer(close(fd));
 }
 
-static int64_t real_pwrite(ls_io *io, int32_t fd, const void *bytes, int64_t size, int64_t position) {
+static int64_t real_pwrite(ls_io *io, int32_t fd, const void *bytes, int64_t size,
+                           int64_t position) {
     (void)io;
     return answer(pwrite(fd, bytes, (size_t)size, (off_t)position));
 }
@@ -39,7 +42,8 @@ static int64_t real_pwritev(ls_io *io, int32_t fd, const struct ls_io_span *span
     (void)io;
     struct iovec pieces[LS_IO_SPANS_MAX];
     for (int32_t i = 0; i < count; i++) {
-        pieces[i] = (struct iovec){.iov_base = (void *)spans[i].bytes, .iov_len = (size_t)spans[i].size};
+        pieces[i] =
+            (struct iovec){.iov_base = (void *)spans[i].bytes, .iov_len = (size_t)spans[i].size};
     }
     return answer(pwritev(fd, pieces, count, (off_t)position));
 }
@@ -122,8 +126,8 @@ static int64_t real_rmdir(ls_io *io, const char *path) {
     return answer(rmdir(path));
 }
 
-static int64_t real_copy_file_range(ls_io *io, int32_t source, int64_t source_position, int32_t target,
-                                    int64_t target_position, int64_t size) {
+static int64_t real_copy_file_range(ls_io *io, int32_t source, int64_t source_position,
+                                    int32_t target, int64_t target_position, int64_t size) {
     (void)io;
 #if defined(__linux__) && defined(SYS_copy_file_range)
     /* By number: glibc's wrapper is younger than the oldest one that a wheel may meet. */
@@ -170,7 +174,9 @@ static int64_t real_set_modified(ls_io *io, const char *path, int64_t modified_m
     return answer(utimensat(AT_FDCWD, path, times, 0));
 }
 
-static void real_destroy(ls_io *io) { free(io); }
+static void real_destroy(ls_io *io) {
+    free(io);
+}
 
 const struct ls_io_table ls_io_real_table = {
     .open = real_open,
