@@ -355,6 +355,27 @@ int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, 
  * LS_E_CORRUPT. Reads lengths and deltas only. *found_delta gets its offset delta.
  */
 int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta, int32_t *found_delta);
+
+/* ---- Python objects (ls_py_*.c) ----------------------------------------------------------------- */
+/* Why a block of records ended. From LS_BLOCK_LEGACY on, Python handles the batch at next_position. */
+enum ls_block_stop {
+    LS_BLOCK_END = 0,           /* every byte up to `end` was used                    */
+    LS_BLOCK_TORN = 1,          /* the batch at next_position is not complete         */
+    LS_BLOCK_INVALID = 2,       /* it is damaged: magic, length, CRC-32C or a record  */
+    LS_BLOCK_FULL = 3,          /* max_records items were made                        */
+    LS_BLOCK_BOUND = 4,         /* stop_offset was reached                            */
+    LS_BLOCK_LEGACY = 5,        /* magic 0 or 1                                       */
+    LS_BLOCK_COMPRESSED = 6,
+    LS_BLOCK_CONTROL = 7,
+    LS_BLOCK_TRANSACTIONAL = 8
+};
+enum { LS_BLOCK_RECORDS_MAX = 1048576 };
+
+/*
+ * Make the module object with the native types and the functions that keep the GIL, and store it
+ * in slot 0 of the Python list at this address (id(list)). 0, or LS_E_TYPE.
+ */
+int64_t ls_py_module(uintptr_t list);
 /* CDEF-END */
 
 #endif

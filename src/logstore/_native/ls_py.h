@@ -1,0 +1,45 @@
+/*
+ * ls_py.h: what the files that make Python objects share. They hold the GIL throughout, use the
+ * limited API (abi3, CPython 3.11), and compile without it for free-threaded builds.
+ *
+ * The types and functions live in a module object that ls_py_module makes; its state is
+ * `struct ls_py_state`, so that nothing here is a global.
+ */
+#ifndef LS_PY_H
+#define LS_PY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "logstore.h"
+
+struct ls_py_state {
+    PyTypeObject *record_type;
+    PyTypeObject *iterator_type;
+    PyObject *empty_tuple;
+    PyObject *epoch;     /* 1970-01-01, UTC-aware */
+    PyObject *timedelta; /* the class */
+    PyObject *name_append_general;
+    PyObject *name_next_block;
+};
+
+/* No GC header: it holds ints, bytes, strings and tuples of those, so it cannot be in a cycle. */
+struct ls_py_record {
+    PyObject_HEAD PyObject *offset;
+    PyObject *timestamp;
+    PyObject *key;
+    PyObject *value;
+    PyObject *headers;
+    int32_t leader_epoch;
+    int8_t timestamp_type;
+};
+
+/* One entry of the module's method table each; `self` is the module. */
+PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t count);
+
+/* Make a type and add it to the module; NULL with an error set. */
+PyTypeObject *ls_py_add_record_type(PyObject *module);
+PyTypeObject *ls_py_add_iterator_type(PyObject *module);
+
+#endif

@@ -1,0 +1,86 @@
+/*
+ * ls_py_module.c: the module object that holds the native types and the functions that keep the GIL.
+ * cffi cannot make either; it hands the finished module over through a list slot.
+ */
+#include "ls_py.h"
+
+static int state_traverse(PyObject *module, visitproc visit, void *arg) {
+    struct ls_py_state *state = PyModule_GetState(module);
+    Py_VISIT(state->record_type);
+    Py_VISIT(state->iterator_type);
+    Py_VISIT(state->empty_tuple);
+    Py_VISIT(state->epoch);
+    Py_VISIT(state->timedelta);
+    return 0;
+}
+
+static int state_clear(PyObject *module) {
+    struct ls_py_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->record_type);
+    Py_CLEAR(state->iterator_type);
+    Py_CLEAR(state->empty_tuple);
+    Py_CLEAR(state->epoch);
+    Py_CLEAR(state->timedelta);
+    return 0;
+}
+
+static void state_free(void *module) {
+    (void)state_clear(module);
+}
+
+static PyObject *epoch_datetime(PyObject *datetime_module) {
+    PyObject *class = PyObject_GetAttrString(datetime_module, "datetime");
+    PyObject *timezone = class ? PyObject_GetAttrString(datetime_module, "timezone") : NULL;
+    PyObject *utc = timezone ? PyObject_GetAttrString(timezone, "utc") : NULL;
+    PyObject *epoch =
+        utc ? PyObject_CallFunction(class, "iiiiiiiO", 1970, 1, 1, 0, 0, 0, 0, utc) : NULL;
+    Py_XDECREF(utc);
+    Py_XDECREF(timezone);
+    Py_XDECREF(class);
+    return epoch;
+}
+
+static int state_fill(PyObject *module) {
+    struct ls_py_state *state = PyModule_GetState(module);
+    PyObject *datetime_module = PyImport_ImportModule("datetime");
+    if (datetime_module == NULL) return -1;
+    state->epoch = epoch_datetime(datetime_module);
+    state->timedelta = PyObject_GetAttrString(datetime_module, "timedelta");
+    Py_DECREF(datetime_module);
+    state->empty_tuple = PyTuple_New(0);
+    state->record_type = ls_py_add_record_type(module);
+    state->iterator_type = ls_py_add_iterator_type(module);
+    bool complete = state->epoch && state->timedelta && state->empty_tuple && state->record_type &&
+                    state->iterator_type;
+    return complete ? 0 : -1;
+}
+
+#define FASTCALL(function) ((PyCFunction)(void (*)(void))(function))
+static PyMethodDef functions[] = {
+    {"fill_records", FASTCALL(ls_py_fill_records), METH_FASTCALL, NULL},
+    {"read_block", FASTCALL(ls_py_read_block), METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "logstore._native._objects",
+    .m_size = sizeof(struct ls_py_state),
+    .m_methods = functions,
+    .m_traverse = state_traverse,
+    .m_clear = state_clear,
+    .m_free = state_free,
+};
+
+int64_t ls_py_module(uintptr_t list) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && state_fill(module) < 0) Py_CLEAR(module);
+    int failed = module == NULL || PyList_SetItem((PyObject *)list, 0, module) < 0;
+    if (failed) {
+        PyErr_WriteUnraisable(NULL); /* cffi has no way to pass the exception on */
+        PyErr_Clear();
+    }
+    PyGILState_Release(gil);
+    return failed ? LS_E_TYPE : 0;
+}
