@@ -10,6 +10,8 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+/* Needs Python.h before it. */
+#include <structmember.h>
 
 #include "logstore.h"
 
@@ -19,13 +21,12 @@ struct ls_py_state {
     PyObject *empty_tuple;
     PyObject *epoch;     /* 1970-01-01, UTC-aware */
     PyObject *timedelta; /* the class */
-    PyObject *name_append_general;
-    PyObject *name_next_block;
 };
 
 /* No GC header: it holds ints, bytes, strings and tuples of those, so it cannot be in a cycle. */
 struct ls_py_record {
-    PyObject_HEAD PyObject *offset;
+    PyObject ob_base; /* PyObject_HEAD, in a form that formatters know */
+    PyObject *offset;
     PyObject *timestamp;
     PyObject *key;
     PyObject *value;

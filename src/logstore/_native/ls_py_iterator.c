@@ -2,12 +2,11 @@
  * ls_py_iterator.c: BlockIterator, the base of iterators that serve records from blocks. One item
  * costs what a list iterator costs; Python runs once per block.
  */
-#include <structmember.h>
-
 #include "ls_py.h"
 
 struct iterator {
-    PyObject_HEAD PyObject *block; /* a list, or NULL before the first and after the last block */
+    PyObject ob_base;
+    PyObject *block; /* a list, or NULL before the first and after the last block */
     PyObject *name_next_block;
     Py_ssize_t index;
     Py_ssize_t count;

@@ -2,8 +2,6 @@
  * ls_py_record.c: the Record type. Attributes are plain slots (10 ns), and an instance has no GC
  * header: both were measured to matter for the cost of an iteration (PERFORMANCE.md, section D).
  */
-#include <structmember.h>
-
 #include "ls_py.h"
 
 static PyMemberDef record_members[] = {

@@ -168,8 +168,8 @@ def fill_records(
     Return the records (or values) of one batch's plain, or already decompressed, records section.
 
     ``section`` is the records and nothing behind them. ``timestamp_type`` 1 gives every record
-    ``max_timestamp``, as Kafka does for log append time. Records below ``start_offset`` are skipped;
-    what lies behind ``stop_offset`` (exclusive) or behind ``limit`` records is not looked at.
+    ``max_timestamp``, as Kafka does for log append time. Records below ``start_offset`` are
+    skipped; what lies behind ``stop_offset`` (exclusive) or behind ``limit`` records is not looked at.
 
     Raises:
         InvalidRecordError: A rule of spec 1.4 is broken before the end, the bound or the limit.
