@@ -337,6 +337,10 @@ class SegmentOffsetOverflowError(LogStoreError, ValueError):
     """An offset is more than 2^31 - 1 above its segment's base offset; the segment must roll or be split."""
 
 
+class IndexOffsetOverflowError(LogStoreError, ValueError):
+    """An offset cannot be an index entry: it is below the base offset or 2^31 or more above it."""
+
+
 class CorruptIndexError(LogStoreError, ValueError):
     """An index file fails its sanity check; it is rebuilt from the log when the log is opened."""
 

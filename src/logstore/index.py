@@ -1,0 +1,401 @@
+"""
+The offset index and the time index of a segment: files of fixed entries, found by binary search.
+
+``.index``, 8 bytes an entry::
+
+    pos  size  type  field
+    0    4     u32   relative offset: last offset of a batch, minus the segment's base offset
+    4    4     u32   position of that batch's first byte in the ``.log`` file
+
+``.timeindex``, 12 bytes an entry::
+
+    pos  size  type  field
+    0    8     i64   timestamp: the largest in the segment so far
+    8    4     u32   relative offset: last offset of the batch that has it
+
+All numbers are big-endian. A valid index has strictly increasing offsets and positions, strictly
+increasing timestamps with non-decreasing offsets. The file of the active segment is preallocated
+with zeros and cut to its entries when the segment is sealed or closed; of a file that was there
+before, every whole entry counts as in use. An index is a hint (DESIGN.md D5): who uses an answer
+checks it against the batch that it names.
+
+Source: Kafka ``OffsetIndex``, ``TimeIndex``; spec section 3.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore._native import (
+    BATCH_DTYPE,
+    offset_index_check,
+    offset_index_lookup,
+    offset_index_upper_bound,
+    time_index_check,
+    time_index_lookup,
+    time_index_lookup_offset,
+)
+from logstore.errors import InvalidOffsetError
+from logstore.index_file import RELATIVE_OFFSET_MAX, UINT32_MAX, IndexFile, View
+from logstore.transaction_index import AbortedTxn, TransactionIndex, TxnIndexSearchResult
+
+__all__ = [
+    "AbortedTxn",
+    "OffsetIndex",
+    "OffsetPosition",
+    "TimeIndex",
+    "TimestampOffset",
+    "TransactionIndex",
+    "TxnIndexSearchResult",
+]
+
+NO_TIMESTAMP: Final = -1
+
+
+class OffsetPosition(NamedTuple):
+    """An entry of the offset index: the batch that ends with ``offset`` begins at ``position``."""
+
+    offset: int
+    position: int
+
+
+class TimestampOffset(NamedTuple):
+    """An entry of the time index; timestamp -1 when there is none."""
+
+    timestamp: int
+    offset: int
+
+
+class OffsetIndex(IndexFile):
+    """
+    The ``.index`` file: finds the position of the batch that holds an offset.
+
+    Entries are sparse lower bounds: scanning the ``.log`` from the position found always meets the
+    wanted batch.
+
+    Source: Kafka ``OffsetIndex``; spec 3.2.
+    """
+
+    ENTRY_BYTES = 8
+    _ENTRY = struct.Struct(">II")
+
+    __slots__ = ()
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last entry, the base offset when there is none."""
+        last = self._last_raw()
+        return self.base_offset if last is None else self.base_offset + last[0]
+
+    def append(self, offset: int, position: int) -> None:
+        """
+        Append the entry for a batch that ends with ``offset`` and begins at ``position``.
+
+        Raises:
+            InvalidOffsetError: The offset is not above the last one.
+            IndexOffsetOverflowError: It is too far above the base offset.
+            StorageError: The index is as before.
+        """
+        assert 0 <= position <= 2**31 - 1
+        assert not self.is_full
+        relative_offset = self.relative_offset(offset)
+        with self._lock:
+            last = self._last_raw()
+            if last is not None and relative_offset <= last[0]:
+                raise InvalidOffsetError(
+                    f"offset {offset} is not above the last one, {self.last_offset}",
+                    path=self.path,
+                    offset=offset,
+                )
+            self.append_entries(self._ENTRY.pack(relative_offset, position))
+
+    def lookup(self, target_offset: int) -> OffsetPosition:
+        """
+        Return the last entry whose offset is <= ``target_offset``.
+
+        Falls back to ``(base_offset, 0)``: scanning from the segment's first byte is always right,
+        only slower. The caller checks bounds.
+
+        Cost: O(log entry_count), one C call.
+        """
+        assert target_offset >= self.base_offset
+        view = self._current_view()
+        relative_offset = min(target_offset - self.base_offset, UINT32_MAX)
+        slot = offset_index_lookup(view.address, view.count, relative_offset)
+        if slot < 0:
+            return OffsetPosition(self.base_offset, 0)
+        relative_offset, position = self._read(view, slot)
+        return OffsetPosition(self.base_offset + relative_offset, position)
+
+    def fetch_upper_bound_offset(
+        self, start: OffsetPosition, fetch_bytes: int
+    ) -> OffsetPosition | None:
+        """Return the first entry at or behind the end of a fetch, None if there is none."""
+        view = self._current_view()
+        slot = offset_index_upper_bound(view.address, view.count, start.position + fetch_bytes)
+        if slot < 0:
+            return None
+        relative_offset, position = self._read(view, slot)
+        return OffsetPosition(self.base_offset + relative_offset, position)
+
+    def entry(self, slot: int) -> OffsetPosition:
+        """Return the entry in one slot, counted from 0."""
+        view = self._current_view()
+        assert 0 <= slot < view.count
+        relative_offset, position = self._read(view, slot)
+        return OffsetPosition(self.base_offset + relative_offset, position)
+
+    def _slot_of_offset(self, view: View, relative_offset: int) -> int:
+        return offset_index_lookup(view.address, view.count, relative_offset)
+
+    def entries(self) -> npt.NDArray[np.int64]:
+        """
+        Return a copy of all entries.
+
+        Shapes: int64, shape (entry_count, 2): offset, position.
+        """
+        view = self._current_view()
+        raw = np.frombuffer(view.bytes, ">u4", view.count * 2).reshape(-1, 2)
+        entries = raw.astype(np.int64)
+        entries[:, 0] += self.base_offset
+        return entries
+
+    def sanity_check(self) -> None:
+        """
+        Look at size and ends of the index, as Kafka does when it loads a segment.
+
+        Raises:
+            CorruptIndexError: The file must be rebuilt.
+        """
+        last = self._last_raw()
+        if last is not None and last[0] > RELATIVE_OFFSET_MAX:
+            self._corrupt(f"its last offset is not above the base offset {self.base_offset}")
+        self._sanity_check_size()
+
+    def tail_problem(self, log_bytes: int) -> str | None:
+        """
+        Return what is wrong with the last entries, as far as the log's size can tell, or None.
+
+        Finds in O(1) the usual remains of a crash: a preallocated file (zeros at the end), and
+        entries beyond the end of the log.
+        """
+        with self._lock:
+            if self.file_bytes % self.ENTRY_BYTES != 0:
+                return f"size {self._file_bytes} is not a multiple of {self.ENTRY_BYTES}"
+            last = self._last_raw()
+            if last is None:
+                return None
+            relative_offset, position = last
+        if position >= log_bytes:
+            return f"the last entry points to {position}, beyond the log's end at {log_bytes}"
+        if relative_offset > RELATIVE_OFFSET_MAX:
+            return "the last offset does not fit the segment"
+        if position == 0:
+            return "the last entry points to the segment's first byte, as unused space does"
+        return None
+
+    def check(self, batches: npt.NDArray[Any]) -> Iterator[str]:
+        """
+        Compare the entries with the log and yield a sentence for each that is wrong.
+
+        An entry is right if it points to the first byte of a batch, its offset is the last offset
+        of this or a later batch (releases up to 3.x wrote one entry for a whole append), and every
+        batch before it ends below that offset.
+
+        Args:
+            batches: ``BATCH_DTYPE``, all batches of the segment in order; of magic 0 and 1 entries
+                only ``position`` and ``last_offset`` are looked at.
+        """
+        assert batches.dtype == BATCH_DTYPE
+        yield from self._check_order(offset_index_check)
+        entries = self.entries()
+        offsets, positions = entries[:, 0], entries[:, 1]
+        starts = np.ascontiguousarray(batches["position"])
+        ends = np.maximum.accumulate(np.append(np.int64(-1), batches["last_offset"]))[1:]
+        batch = np.searchsorted(starts, positions)
+        holder = np.searchsorted(ends, offsets)  # The first batch that ends there or later.
+        begins = _equal_at(starts, batch, positions)
+        for slot in np.flatnonzero(~begins).tolist():
+            offset, position = entries[slot].tolist()
+            yield self._problem(
+                slot, f"offset {offset} points to {position}, where no batch begins"
+            )
+        for slot in np.flatnonzero(begins & (holder < batch)).tolist():
+            yield self._problem(slot, f"offset {offsets[slot]} is in a batch before the position")
+        ends_there = _equal_at(ends, holder, offsets)
+        for slot in np.flatnonzero(begins & (holder >= batch) & ~ends_there).tolist():
+            yield self._problem(slot, f"no batch ends with offset {offsets[slot]}")
+
+
+class TimeIndex(IndexFile):
+    """
+    The ``.timeindex`` file: finds an offset before which every record is older than a timestamp.
+
+    Source: Kafka ``TimeIndex``; spec 3.3.
+    """
+
+    ENTRY_BYTES = 12
+    _ENTRY = struct.Struct(">qI")
+
+    __slots__ = ()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the segment must roll; one slot is kept for the entry written at the roll."""
+        return self.entry_count >= self.max_entries - 1
+
+    @property
+    def last_entry(self) -> TimestampOffset:
+        """The last entry, ``(-1, base_offset)`` when there is none."""
+        last = self._last_raw()
+        if last is None:
+            return TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        return TimestampOffset(last[0], self.base_offset + last[1])
+
+    def maybe_append(self, timestamp: int, offset: int, *, skip_full_check: bool = False) -> None:
+        """
+        Append an entry if the timestamp is above the last one, else do nothing.
+
+        Args:
+            timestamp: The largest in the segment so far.
+            offset: The last offset of the batch that has it.
+            skip_full_check: Use the slot that is kept for the roll.
+
+        Raises:
+            InvalidOffsetError: The offset is below the last one.
+            IndexOffsetOverflowError: It is too far above the base offset.
+            StorageError: The index is as before.
+        """
+        assert skip_full_check or not self.is_full
+        with self._lock:
+            last = self.last_entry
+            if self._entry_count > 0:
+                if offset < last.offset:
+                    raise InvalidOffsetError(
+                        f"offset {offset} is below the last one, {last.offset}",
+                        path=self.path,
+                        offset=offset,
+                    )
+                assert timestamp >= last.timestamp
+            if timestamp > last.timestamp:
+                self.append_entries(self._ENTRY.pack(timestamp, self.relative_offset(offset)))
+
+    def lookup(self, target_timestamp: int) -> TimestampOffset:
+        """
+        Return the last entry whose timestamp is <= the target, or ``(-1, base_offset)``.
+
+        Cost: O(log entry_count), one C call.
+        """
+        view = self._current_view()
+        slot = time_index_lookup(view.address, view.count, target_timestamp)
+        if slot < 0:
+            return TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        timestamp, relative_offset = self._read(view, slot)
+        return TimestampOffset(timestamp, self.base_offset + relative_offset)
+
+    def entry(self, slot: int) -> TimestampOffset:
+        """Return the entry in one slot, counted from 0."""
+        view = self._current_view()
+        assert 0 <= slot < view.count
+        timestamp, relative_offset = self._read(view, slot)
+        return TimestampOffset(timestamp, self.base_offset + relative_offset)
+
+    def _slot_of_offset(self, view: View, relative_offset: int) -> int:
+        return time_index_lookup_offset(view.address, view.count, relative_offset)
+
+    def entries(self) -> npt.NDArray[np.int64]:
+        """
+        Return a copy of all entries.
+
+        Shapes: int64, shape (entry_count, 2): timestamp, offset.
+        """
+        view = self._current_view()
+        dtype = np.dtype([("timestamp", ">i8"), ("relative_offset", ">u4")])
+        raw = np.frombuffer(view.bytes, dtype, view.count)
+        entries = np.empty((view.count, 2), np.int64)
+        entries[:, 0] = raw["timestamp"]
+        entries[:, 1] = raw["relative_offset"]
+        entries[:, 1] += self.base_offset
+        return entries
+
+    def sanity_check(self) -> None:
+        """
+        Look at size and ends of the index, as Kafka does when it loads a segment.
+
+        Raises:
+            CorruptIndexError: The file must be rebuilt.
+        """
+        last = self._last_raw()
+        if last is not None:
+            if last[0] < self.entry(0).timestamp:
+                self._corrupt("its last timestamp is below the first one")
+            if last[1] > RELATIVE_OFFSET_MAX:
+                self._corrupt(f"its last offset is below the base offset {self.base_offset}")
+        self._sanity_check_size()
+
+    def tail_problem(self) -> str | None:
+        """Return what is wrong with the last entries, as far as they themselves tell, or None."""
+        if self.file_bytes % self.ENTRY_BYTES != 0:
+            return f"size {self._file_bytes} is not a multiple of {self.ENTRY_BYTES}"
+        view = self._current_view()
+        count = view.count
+        if count == 0:
+            return None
+        last = self._read(view, count - 1)
+        if last[1] > RELATIVE_OFFSET_MAX:
+            return "the last offset does not fit the segment"
+        if last[0] < 0:
+            return "the last timestamp is negative"
+        if count > 1:
+            before = self._read(view, count - 2)
+            if last[0] <= before[0] or last[1] < before[1]:
+                return "the last entry is not above the one before it, as in unused space"
+        return None
+
+    def check(self, batches: npt.NDArray[Any]) -> Iterator[str]:
+        """
+        Compare the entries with the log and yield a sentence for each that is wrong.
+
+        An entry is right if its offset is in a batch whose largest timestamp is the entry's, and no
+        batch before has a larger one.
+
+        Args:
+            batches: ``BATCH_DTYPE``, all batches of the segment in order; of magic 0 and 1 entries
+                only ``last_offset`` and ``max_timestamp`` are looked at.
+        """
+        assert batches.dtype == BATCH_DTYPE
+        yield from self._check_order(time_index_check)
+        entries = self.entries()
+        timestamps, offsets = entries[:, 0], entries[:, 1]
+        ends = np.maximum.accumulate(np.append(np.int64(-1), batches["last_offset"]))[1:]
+        largest = np.maximum.accumulate(np.append(np.int64(-1), batches["max_timestamp"]))[1:]
+        holder = np.searchsorted(ends, offsets)  # The first batch that ends there or later.
+        exists = holder < len(ends)
+        has_it = _equal_at(np.ascontiguousarray(batches["max_timestamp"]), holder, timestamps)
+        is_first = _equal_at(largest, holder, timestamps)
+        for slot in np.flatnonzero(~exists).tolist():
+            yield self._problem(slot, f"offset {offsets[slot]} is beyond the log's end")
+        for slot in np.flatnonzero(exists & ~has_it).tolist():
+            yield self._problem(
+                slot,
+                f"timestamp {timestamps[slot]} is not the largest of the batch with offset"
+                f" {offsets[slot]}",
+            )
+        for slot in np.flatnonzero(has_it & ~is_first).tolist():
+            yield self._problem(slot, f"a batch before offset {offsets[slot]} is younger")
+
+
+def _equal_at(
+    column: npt.NDArray[Any], slots: npt.NDArray[np.intp], values: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Return where ``column[slot] == value``; a slot beyond the end is never equal."""
+    inside = slots < len(column)
+    if len(column) == 0:
+        return inside
+    equal: npt.NDArray[np.bool_] = column[np.where(inside, slots, 0)] == values
+    return inside & equal
