@@ -28,18 +28,15 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cramjam
 import numpy as np
 
+from logstore._native import Buffer, view_of
 from logstore.errors import CorruptRecordError, UnsupportedCompressionTypeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from typing_extensions import Buffer
 
 # What a batch may decompress to unless the caller says otherwise: the default of the setting
 # decompressed.bytes.max. Kafka has no bound and runs out of memory instead.
@@ -126,7 +123,7 @@ def compress(codec: CompressionType, data: Buffer, level: int | None = None) -> 
         ValueError: The level is outside Kafka's range, or the codec has no levels.
     """
     check_level(codec, level)
-    view = memoryview(data).cast("B")
+    view = view_of(data)
     if codec is CompressionType.NONE:
         return view.tobytes()
     if level is None:
@@ -155,7 +152,7 @@ def decompress(
     """
     assert 0 <= magic <= 2
     assert bytes_max >= 0
-    view = memoryview(data).cast("B")
+    view = view_of(data)
     if codec is CompressionType.NONE:
         _check_bound(codec, len(view), bytes_max)
         return view.tobytes()

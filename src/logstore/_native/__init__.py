@@ -49,6 +49,7 @@ from logstore._native.kernels import (
     time_index_check,
     time_index_lookup,
     time_index_lookup_offset,
+    view_of,
 )
 from logstore._native.records import (
     BLOCK_RECORDS_MAX,
@@ -118,4 +119,5 @@ __all__ = [
     "time_index_check",
     "time_index_lookup",
     "time_index_lookup_offset",
+    "view_of",
 ]

@@ -8,7 +8,7 @@ and all calls release the GIL.
 from __future__ import annotations
 
 import mmap
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +90,11 @@ def address_of(data: Buffer) -> int:
 def size_of(data: Buffer) -> int:
     """Return the number of bytes of ``data``, whatever its item size."""
     return len(data) if isinstance(data, bytes | bytearray) else len(ffi.from_buffer(data))
+
+
+def view_of(data: Buffer) -> memoryview:
+    """Return ``data`` as bytes, whatever its item size; not a copy."""
+    return memoryview(cast("bytes", data)).cast("B")
 
 
 # ---- CRC-32C -------------------------------------------------------------------------------------
