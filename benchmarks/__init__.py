@@ -1,0 +1,1 @@
+"""Speed, as ratios to what the machine does in the same minute."""
