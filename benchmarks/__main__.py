@@ -3,9 +3,9 @@ Measure every contest, print the table of targets, write the figures as JSON.
 
     python -m benchmarks [--smoke] [--only TEXT] [--rounds N] [--directory DIR] [--json PATH]
 
-``--smoke`` runs small sizes to see that everything works: its figures mean nothing and are not judged.
-At real size the exit status is 1 if a median is below its floor. The directory has to be on a real
-disk: a memory file system is slower than the page cache of one here.
+``--smoke`` runs small sizes to see that everything works: its figures mean nothing and nothing is
+judged. At real size the exit status is 1 if a median is below its floor. The directory has to be on
+a real disk: a memory file system takes writes more slowly than the page cache does.
 """
 
 from __future__ import annotations

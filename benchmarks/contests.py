@@ -1,0 +1,26 @@
+"""Every contest by name, in the order of the table of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks import appending, memory, opening, reading
+from benchmarks.harness import Contest
+from benchmarks.sizes import Size
+
+CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
+    "bulk 100 B": partial(appending.bulk, value_size=100),
+    "bulk 1 KiB": partial(appending.bulk, value_size=1024),
+    "small segments": appending.small_segments,
+    "recovery": opening.recovery,
+    "single": appending.single,
+    "beside a spinning thread": appending.beside_spinner,
+    "iteration": reading.iteration,
+    "lookup": reading.lookup,
+    "random get": reading.random_get,
+    "durable": appending.durable,
+    "clean open": opening.clean_open,
+    "memory": memory.ceilings,
+}

@@ -1,0 +1,144 @@
+"""Contests of reading: iteration, lookup in an index, one record by its offset."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+
+import logstore
+from benchmarks.harness import Contest, Stopwatch, Target, Variant
+from benchmarks.material import Values, written_log
+from benchmarks.sizes import Size
+from benchmarks.yardsticks import iterate_list
+from logstore.index import OffsetIndex
+
+ENTRY_COUNT = 10_000
+OFFSET_STEP = 37
+
+
+def iteration(directory: Path, size: Size) -> Contest:
+    """Every record of a log as an object, or its value alone, against a loop over a list."""
+    values = Values.of(100, size.read_bytes)
+    log = logstore.open(written_log(directory / "read-0", values))
+    last = values.plain["value"][-1].as_py()
+
+    def records(watch: Stopwatch) -> None:
+        value = None
+        with watch.running():
+            for record in log.read():
+                value = record.value
+        assert last == value
+
+    def bare_values(watch: Stopwatch) -> None:
+        value = None
+        with watch.running():
+            for item in log.read_values():
+                value = item
+        assert last == value
+
+    return Contest(
+        "iteration",
+        (
+            iterate_list(values.count),
+            Variant("records", records, "cpu", values.count),
+            Variant("values", bare_values, "cpu", values.count),
+        ),
+        (
+            Target("iterate Records, 100 B", "records", "L", 9, 6.5, at_most=True, unit="L"),
+            Target("iterate values, 100 B", "values", "L", 4, 2.7, at_most=True, unit="L"),
+        ),
+        close=log.close,
+    )
+
+
+def lookup(directory: Path, size: Size) -> Contest:
+    """One lookup among 10,000 entries, against numpy's search of a native copy."""
+    index = OffsetIndex(str(directory / f"{0:020d}.index"), 0, 8 * ENTRY_COUNT)
+    for slot in range(ENTRY_COUNT):
+        index.append(slot * OFFSET_STEP, slot)
+    native = np.arange(0, ENTRY_COUNT * OFFSET_STEP, OFFSET_STEP, dtype=np.int32)
+    draw = random.Random(3)
+    wanted = [draw.randrange(ENTRY_COUNT * OFFSET_STEP) for _ in range(size.calls)]
+
+    def with_numpy(watch: Stopwatch) -> None:
+        search = native.searchsorted
+        keys = [np.int32(offset) for offset in wanted]
+        with watch.running():
+            for key in keys:
+                slot = search(key, side="right")
+        assert wanted[-1] // OFFSET_STEP == slot - 1
+
+    def with_index(watch: Stopwatch) -> None:
+        search = index.lookup
+        with watch.running():
+            for offset in wanted:
+                found = search(offset)
+        assert wanted[-1] // OFFSET_STEP == found.position
+
+    def with_core(watch: Stopwatch) -> None:
+        search = index.make_lookup()
+        with watch.running():
+            for offset in wanted:
+                slot = search(offset)
+        assert wanted[-1] // OFFSET_STEP == slot
+
+    return Contest(
+        "lookup",
+        (
+            Variant("searchsorted", with_numpy, "cpu", size.calls),
+            Variant("core", with_core, "cpu", size.calls),
+            Variant("OffsetIndex.lookup", with_index, "cpu", size.calls),
+        ),
+        (
+            Target(
+                "lookup, 10 k entries, C function",
+                "core",
+                "searchsorted",
+                0.15,
+                0.07,
+                at_most=True,
+                unit="searchsorted",
+            ),
+        ),
+        close=index.close,
+    )
+
+
+def random_get(directory: Path, size: Size) -> Contest:
+    """One record by its offset, 16 KiB batches, less what a Record object costs to make."""
+    values = Values.of(100, size.read_bytes)
+    log = logstore.open(written_log(directory / "get-0", values, batch_bytes=16 << 10))
+    draw = random.Random(5)
+    wanted = [draw.randrange(values.count) for _ in range(size.calls)]
+
+    def get(watch: Stopwatch) -> float:
+        with watch.running():
+            for offset in wanted:
+                record = log[offset]
+        assert wanted[-1] == record.offset
+
+        making = Stopwatch("cpu")
+        with making.running():
+            for _offset in wanted:
+                logstore.Record(record.offset, record.timestamp, None, record.value)
+        return (watch.seconds - making.seconds) * 1e6 / size.calls
+
+    return Contest(
+        "random get",
+        (Variant("log[offset]", get),),
+        (
+            Target(
+                "random get, 100 B, 16 KiB batches, less the object",
+                "log[offset]",
+                None,
+                2.0,
+                1.0,
+                at_most=True,
+                unit="us",
+                peer="1.2 us (indexes each record)",
+            ),
+        ),
+        close=log.close,
+    )
