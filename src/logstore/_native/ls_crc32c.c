@@ -1,6 +1,14 @@
-/* ls_crc32c.c: CRC-32C (Castagnoli), chosen at run time. Contract: logstore.h. */
+/*
+ * ls_crc32c.c: CRC-32C (Castagnoli): the portable variant, and the choice among all at run time.
+ * Contract: logstore.h. Each call asks the processor anew (one load): there is no state to set up.
+ */
 #include "ls_crc32c_table.h"
-#include "ls_internal.h"
+#include "ls_crc32c_variants.h"
+
+enum {
+    /* Below this the serial instruction wins: folding and three streams first have to be filled. */
+    SERIAL_BYTES_MAX = 384
+};
 
 static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, int64_t size) {
     uint32_t state = ~crc;
@@ -19,11 +27,38 @@ static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, int64_t size) {
 
 uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size) {
     assert(size >= 0);
-    return crc_table(crc, (const uint8_t *)bytes, size);
+    const uint8_t *at = (const uint8_t *)bytes;
+#if LS_X86
+    if (LS_LIKELY(ls_has_sse42())) {
+        if (size < SERIAL_BYTES_MAX) return ls_crc32c_sse42(crc, at, size);
+        if (ls_has_vpclmul()) return ls_crc32c_vpclmul(crc, at, size);
+        if (ls_has_pclmul()) return ls_crc32c_sse42_3way(crc, at, size);
+        return ls_crc32c_sse42(crc, at, size);
+    }
+#elif LS_ARM64
+    if (LS_LIKELY(ls_has_armv8_crc())) return ls_crc32c_armv8(crc, at, size);
+#endif
+    return crc_table(crc, at, size);
 }
 
 int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t size) {
     assert(size >= 0);
-    if (variant == LS_CRC_TABLE) return crc_table(crc, (const uint8_t *)bytes, size);
-    return -1;
+    const uint8_t *at = (const uint8_t *)bytes;
+    switch (variant) {
+    case LS_CRC_TABLE:
+        return crc_table(crc, at, size);
+#if LS_X86
+    case LS_CRC_SSE42:
+        return ls_has_sse42() ? (int64_t)ls_crc32c_sse42(crc, at, size) : -1;
+    case LS_CRC_SSE42_3WAY:
+        return ls_has_pclmul() ? (int64_t)ls_crc32c_sse42_3way(crc, at, size) : -1;
+    case LS_CRC_VPCLMUL:
+        return ls_has_vpclmul() ? (int64_t)ls_crc32c_vpclmul(crc, at, size) : -1;
+#elif LS_ARM64
+    case LS_CRC_ARMV8:
+        return ls_has_armv8_crc() ? (int64_t)ls_crc32c_armv8(crc, at, size) : -1;
+#endif
+    default:
+        return -1;
+    }
 }

@@ -49,6 +49,18 @@ enum {
     LS_DELETE_HORIZON_BIT = 0x40
 };
 
+/* Instructions beyond the baseline are chosen at run time; LS_PORTABLE leaves them out of the build. */
+#if defined(__x86_64__) && !defined(LS_PORTABLE)
+#define LS_X86 1
+#else
+#define LS_X86 0
+#endif
+#if defined(__aarch64__) && !defined(LS_PORTABLE)
+#define LS_ARM64 1
+#else
+#define LS_ARM64 0
+#endif
+
 #define LS_LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define LS_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define LS_INLINE static inline __attribute__((always_inline, unused))

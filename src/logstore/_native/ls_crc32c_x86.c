@@ -1,0 +1,141 @@
+/*
+ * ls_crc32c_x86.c: CRC-32C with the crc32 instruction and carry-less multiplication.
+ *
+ * A remainder is moved n bits ahead by multiplying it with x^n mod P. Two ways use that: three
+ * streams of the crc32 instruction side by side (it takes one a cycle, but each waits three for the
+ * last), joined at the end of each block; and folding, where 128 bits are multiplied ahead onto the
+ * 128 bits that come n bits later, many at a time. Both run at the speed of the load units.
+ *
+ * Source of the method: Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+ * Instruction" and "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009-2011.
+ */
+#include "ls_crc32c_variants.h"
+
+#if LS_X86
+#include <immintrin.h>
+
+#define SSE42 __attribute__((target("sse4.2")))
+#define PCLMUL __attribute__((target("sse4.2,pclmul")))
+#define VPCLMUL __attribute__((target("sse4.2,pclmul,avx2,vpclmulqdq")))
+
+enum {
+    SHORT_STREAM = 336, /* bytes of each of three streams: what is left of a large input, small inputs */
+    LONG_STREAM = 4096,
+    FOLD_BYTES = 128 /* four times 256 bits */
+};
+
+/* x^n mod P, bit-reflected; folding by n bits needs x^(n + 63) and x^(n - 1), in the high halves. */
+static const uint64_t fold_128[2] = {0x3743f7bd00000000, 0x3171d43000000000};
+static const uint64_t fold_512[2] = {0x1c19243b00000000, 0x75bba45b00000000};
+static const uint64_t fold_1024[2] = {0x6577b24500000000, 0x7417153f00000000};
+/* x^(8 n - 33) mod P: moves a stream's remainder over one, or two, streams of n bytes. */
+static const uint64_t over_short_1 = 0xa60ce07b;
+static const uint64_t over_short_2 = 0xcec3662e;
+static const uint64_t over_long_1 = 0x82f89c77;
+static const uint64_t over_long_2 = 0x54a86326;
+
+SSE42 LS_INLINE uint32_t serial(uint64_t state, const uint8_t *bytes, int64_t size) {
+    for (; size >= 8; bytes += 8, size -= 8) state = _mm_crc32_u64(state, ls_load_le64(bytes));
+    uint32_t narrow = (uint32_t)state;
+    if (size & 4) {
+        uint32_t word;
+        memcpy(&word, bytes, sizeof word);
+        narrow = _mm_crc32_u32(narrow, word);
+        bytes += 4;
+    }
+    if (size & 2) {
+        uint16_t word;
+        memcpy(&word, bytes, sizeof word);
+        narrow = _mm_crc32_u16(narrow, word);
+        bytes += 2;
+    }
+    if (size & 1) narrow = _mm_crc32_u8(narrow, *bytes);
+    return narrow;
+}
+
+SSE42 uint32_t ls_crc32c_sse42(uint32_t crc, const uint8_t *bytes, int64_t size) { return ~serial(~crc, bytes, size); }
+
+/* ---- three streams ---------------------------------------------------------------------------- */
+PCLMUL LS_INLINE uint64_t times(uint64_t remainder, uint64_t power) {
+    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)remainder), _mm_cvtsi64_si128((int64_t)power), 0);
+    return (uint64_t)_mm_cvtsi128_si64(product);
+}
+
+PCLMUL LS_INLINE uint64_t three_streams(uint64_t state, const uint8_t *bytes, int64_t stream, uint64_t over_1,
+                                        uint64_t over_2) {
+    uint64_t second = 0;
+    uint64_t third = 0;
+    for (int64_t at = 0; at < stream; at += 8) {
+        state = _mm_crc32_u64(state, ls_load_le64(bytes + at));
+        second = _mm_crc32_u64(second, ls_load_le64(bytes + stream + at));
+        third = _mm_crc32_u64(third, ls_load_le64(bytes + 2 * stream + at));
+    }
+    return _mm_crc32_u64(0, times(state, over_2) ^ times(second, over_1)) ^ third;
+}
+
+PCLMUL uint32_t ls_crc32c_sse42_3way(uint32_t crc, const uint8_t *bytes, int64_t size) {
+    uint64_t state = ~crc;
+    for (; size >= 3 * LONG_STREAM; bytes += 3 * LONG_STREAM, size -= 3 * LONG_STREAM) {
+        state = three_streams(state, bytes, LONG_STREAM, over_long_1, over_long_2);
+    }
+    for (; size >= 3 * SHORT_STREAM; bytes += 3 * SHORT_STREAM, size -= 3 * SHORT_STREAM) {
+        state = three_streams(state, bytes, SHORT_STREAM, over_short_1, over_short_2);
+    }
+    return ~serial(state, bytes, size);
+}
+
+/* ---- folding ------------------------------------------------------------------------------------ */
+LS_INLINE __m128i load_128(const void *at) { return _mm_loadu_si128((const __m128i *)at); }
+
+PCLMUL LS_INLINE __m128i fold(__m128i ahead, __m128i powers, __m128i onto) {
+    __m128i low = _mm_clmulepi64_si128(ahead, powers, 0x00);
+    __m128i high = _mm_clmulepi64_si128(ahead, powers, 0x11);
+    return _mm_xor_si128(_mm_xor_si128(low, high), onto);
+}
+
+VPCLMUL LS_INLINE __m256i load_256(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)(const void *)at); }
+
+VPCLMUL LS_INLINE __m256i fold_256(__m256i ahead, __m256i powers, __m256i onto) {
+    __m256i low = _mm256_clmulepi64_epi128(ahead, powers, 0x00);
+    __m256i high = _mm256_clmulepi64_epi128(ahead, powers, 0x11);
+    return _mm256_xor_si256(_mm256_xor_si256(low, high), onto);
+}
+
+VPCLMUL uint32_t ls_crc32c_vpclmul(uint32_t crc, const uint8_t *bytes, int64_t size) {
+    if (size < 2 * FOLD_BYTES) return ~serial(~crc, bytes, size);
+
+    /* The state so far is added to the first 32 bits. */
+    __m256i lane_0 = _mm256_xor_si256(load_256(bytes), _mm256_zextsi128_si256(_mm_cvtsi32_si128((int32_t)~crc)));
+    __m256i lane_1 = load_256(bytes + 32);
+    __m256i lane_2 = load_256(bytes + 64);
+    __m256i lane_3 = load_256(bytes + 96);
+    __m256i by_1024 = _mm256_broadcastsi128_si256(load_128(fold_1024));
+    bytes += FOLD_BYTES;
+    size -= FOLD_BYTES;
+    for (; size >= FOLD_BYTES; bytes += FOLD_BYTES, size -= FOLD_BYTES) {
+        lane_0 = fold_256(lane_0, by_1024, load_256(bytes));
+        lane_1 = fold_256(lane_1, by_1024, load_256(bytes + 32));
+        lane_2 = fold_256(lane_2, by_1024, load_256(bytes + 64));
+        lane_3 = fold_256(lane_3, by_1024, load_256(bytes + 96));
+    }
+
+    /* Eight times 128 bits to four, to one, and on over what is left. */
+    __m128i by_512 = load_128(fold_512);
+    __m128i by_128 = load_128(fold_128);
+    __m128i a = fold(_mm256_castsi256_si128(lane_0), by_512, _mm256_castsi256_si128(lane_2));
+    __m128i b = fold(_mm256_extracti128_si256(lane_0, 1), by_512, _mm256_extracti128_si256(lane_2, 1));
+    __m128i c = fold(_mm256_castsi256_si128(lane_1), by_512, _mm256_castsi256_si128(lane_3));
+    __m128i d = fold(_mm256_extracti128_si256(lane_1, 1), by_512, _mm256_extracti128_si256(lane_3, 1));
+    b = fold(a, by_128, b);
+    c = fold(b, by_128, c);
+    d = fold(c, by_128, d);
+    for (; size >= 16; bytes += 16, size -= 16) d = fold(d, by_128, load_128(bytes));
+
+    uint64_t state = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(d));
+    state = _mm_crc32_u64(state, (uint64_t)_mm_extract_epi64(d, 1));
+    return ~serial(state, bytes, size);
+}
+#else
+/* A file without a declaration is not C. */
+typedef int ls_crc32c_x86_is_empty;
+#endif
