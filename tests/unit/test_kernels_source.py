@@ -15,7 +15,7 @@ KERNELS = sorted(
     for name in ("crc32c", "scan", "index", "encode", "decode")
     for path in NATIVE.glob(f"ls_{name}*.c")
 )
-COMPILERS = [name for name in ("gcc", "clang", "cc") if shutil.which(name)]
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)] or ["cc"]
 STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-fsyntax-only"]
 
 

@@ -309,12 +309,20 @@ enum ls_encode_limit {
  * Encode records [first, ...) of `columns` into one complete v2 batch with CRC, as many as fit
  * fields->batch_bytes (always at least one). `out` needs room for batch_bytes, or for the first
  * record if that is larger (61 + ls_record_bound(columns, first, 1)), plus LS_ENCODE_SLACK bytes
- * that may be overwritten. Not for compressed batches: those go through ls_encode_records.
- * Returns bytes written, or LS_E_NO_ROOM (nothing usable written), LS_E_TOO_LARGE (a record over
- * 2^31 - 1 bytes), LS_E_CORRUPT (offsets of a column that descend or exceed its size).
+ * that may be overwritten; with less, fewer records are taken. Not for compressed batches: those go
+ * through ls_encode_records.
+ * Returns bytes written, or (nothing usable written) LS_E_NO_ROOM: the first record does not fit
+ * `out`; LS_E_TOO_LARGE: it is over 2^31 - 1 bytes; LS_E_CORRUPT: a column's offsets descend or
+ * exceed its size.
  */
 int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
                         uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
+/* Chosen at run time; a test asks for each. */
+enum ls_encode_variant { LS_ENCODE_BEST, LS_ENCODE_PORTABLE, LS_ENCODE_AVX2 };
+/* ls_encode_records by one variant; LS_E_SLOW if this machine does not have it. */
+int64_t ls_encode_records_with(int32_t variant, const struct ls_columns *columns, int64_t first,
+                               const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
+                               struct ls_encoded *encoded);
 /* The same without header and CRC: the records section alone, for a codec to compress. Room: LS_ENCODE_SLACK more than the bytes, too. */
 int64_t ls_encode_records(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
                           uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);

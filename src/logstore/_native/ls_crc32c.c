@@ -7,7 +7,7 @@
 
 enum {
     /* Below this the serial instruction wins: folding and three streams first have to be filled. */
-    SERIAL_BYTES_MAX = 384
+    SERIAL_BYTES_MAX = 256
 };
 
 static uint32_t crc_table(uint32_t crc, const uint8_t *bytes, int64_t size) {

@@ -2,108 +2,99 @@
  * ls_encode.c: columns to v2 record batches. Contract: logstore.h.
  * Source: Kafka MemoryRecordsBuilder, DefaultRecord.writeTo; spec 1.3 to 1.5.
  */
-#include "ls_encode_inline.h"
+#include "ls_encode_internal.h"
 
-/* A column of bytes: record i is bytes[offset(i), offset(i + 1)). */
-struct column {
-    const uint8_t *bytes;
-    const void *offsets;     /* NULL: every item is null */
-    const uint8_t *validity; /* NULL: no item is null    */
-    int64_t size;
-    int64_t bit_offset;
-    bool wide; /* int64 offsets */
-};
+/* Room that a column needs behind an item so that it may be copied in whole blocks. */
+enum { WILD_BYTES = 128 };
 
-struct item {
-    const uint8_t *bytes;
-    int64_t size; /* -1 null */
-};
-
-static int64_t offset_at(const struct column *column, int64_t index) {
-    if (column->wide) return ((const int64_t *)column->offsets)[index];
-    return ((const int32_t *)column->offsets)[index];
-}
-
-/* False: the offsets of this item descend, exceed the column or 2^31 - 1 bytes. */
-static bool item_at(const struct column *column, int64_t index, struct item *item) {
-    *item = (struct item){NULL, -1};
-    if (column->offsets == NULL) return true;
-    if (column->validity != NULL) {
-        int64_t bit = column->bit_offset + index;
-        if (!(column->validity[bit >> 3] >> (bit & 7) & 1)) return true;
-    }
-    int64_t begin = offset_at(column, index);
-    int64_t end = offset_at(column, index + 1);
-    if (begin < 0 || end < begin || end > column->size || end - begin > INT32_MAX) return false;
-    *item = (struct item){column->bytes + begin, end - begin};
-    return true;
-}
-
-static struct column value_column(const struct ls_columns *columns) {
-    return (struct column){(const uint8_t *)columns->values, (const void *)columns->value_offsets,
-                           (const uint8_t *)columns->value_validity, columns->values_size, columns->bit_offset,
-                           columns->value_offset_width == 8};
-}
-
-static struct column key_column(const struct ls_columns *columns) {
-    return (struct column){(const uint8_t *)columns->keys, (const void *)columns->key_offsets,
-                           (const uint8_t *)columns->key_validity, columns->keys_size, columns->bit_offset,
-                           columns->key_offset_width == 8};
-}
-
-static struct column header_column(const struct ls_columns *columns) {
-    return (struct column){
-        (const uint8_t *)columns->headers, (const void *)columns->header_offsets, NULL, columns->headers_size, 0, true};
-}
-
-static int64_t timestamp_at(const struct ls_columns *columns, int64_t index) {
-    return columns->timestamps ? ((const int64_t *)columns->timestamps)[index] : columns->timestamp;
-}
-
-/* Encode into [out, out + limit); at least one record unless that exceeds `out_cap`. */
-static int64_t encode_section(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
-                              uint8_t *out, int64_t limit, int64_t out_cap, struct ls_encoded *encoded) {
-    const struct column values = value_column(columns);
-    const struct column keys = key_column(columns);
-    const struct column headers = header_column(columns);
-    int64_t base_timestamp = fields->delete_horizon >= 0 ? fields->delete_horizon : timestamp_at(columns, first);
-    int64_t max_timestamp = -1;
-    uint8_t *at = out;
-    int64_t count_max = columns->count - first;
-    if (count_max > INT32_MAX) count_max = INT32_MAX;
-
-    int64_t count = 0;
-    for (; count < count_max; ++count) {
-        struct item key, value, header;
-        bool sound = item_at(&keys, first + count, &key) && item_at(&values, first + count, &value) &&
-                     item_at(&headers, first + count, &header);
-        if (!sound) return LS_E_CORRUPT;
-        int64_t timestamp = timestamp_at(columns, first + count);
-        int64_t delta = ls_wrapping_sub(timestamp, base_timestamp);
-        int64_t size = ls_record_size((int32_t)count, delta, key.size, value.size, header.size);
-        if (count > 0 && size > limit - (at - out)) break;
-        if (size > INT32_MAX) return LS_E_TOO_LARGE;
-        if (size > out_cap - LS_ENCODE_SLACK - (at - out)) return LS_E_NO_ROOM;
-
-        at = ls_put_record(at, (int32_t)count, delta, key.bytes, key.size, value.bytes, value.size, header.bytes,
-                           header.size);
-        if (timestamp > max_timestamp) max_timestamp = timestamp;
-    }
-    *encoded = (struct ls_encoded){
-        .size_bytes = at - out,
-        .record_count = count,
-        .base_timestamp = base_timestamp,
-        .max_timestamp = fields->log_append_time >= 0 ? fields->log_append_time : max_timestamp,
+static struct ls_column column_of(uintptr_t bytes, uintptr_t offsets, uintptr_t validity, int64_t size, int64_t slack,
+                                  int64_t bit_offset, int64_t first, int32_t width) {
+    assert(offsets == 0 || width == 4 || width == 8);
+    return (struct ls_column){
+        .bytes = (const uint8_t *)bytes,
+        .offsets = offsets ? (const void *)(offsets + (uintptr_t)first * (uintptr_t)width) : NULL,
+        .validity = (const uint8_t *)validity,
+        .size = size,
+        .wild_end = slack < WILD_BYTES ? size - WILD_BYTES + slack : size,
+        .bit_offset = bit_offset + first,
+        .wide = width == 8,
     };
-    return at - out;
+}
+
+static struct ls_column value_column(const struct ls_columns *columns, int64_t first) {
+    return column_of(columns->values, columns->value_offsets, columns->value_validity, columns->values_size,
+                     columns->values_slack, columns->bit_offset, first, columns->value_offset_width);
+}
+
+static struct ls_column key_column(const struct ls_columns *columns, int64_t first) {
+    return column_of(columns->keys, columns->key_offsets, columns->key_validity, columns->keys_size,
+                     columns->keys_slack, columns->bit_offset, first, columns->key_offset_width);
+}
+
+static struct ls_column header_column(const struct ls_columns *columns, int64_t first) {
+    return column_of(columns->headers, columns->header_offsets, 0, columns->headers_size, 0, 0, first, 8);
+}
+
+static int64_t encode_loop(int32_t variant, struct ls_encoding *encoding) {
+#if LS_X86
+    if (variant != LS_ENCODE_PORTABLE && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) {
+        return ls_encode_loop_avx2(encoding);
+    }
+#endif
+    if (variant == LS_ENCODE_AVX2) return LS_E_SLOW;
+    return ls_encode_loop_portable(encoding);
+}
+
+void ls_copy_large(uint8_t *to, const uint8_t *from, int64_t size) {
+    assert(size > LS_COPY_INLINE_MAX);
+#if LS_X86
+    if (LS_LIKELY(__builtin_cpu_supports("avx2"))) {
+        ls_copy_large_avx2(to, from, size);
+        return;
+    }
+#endif
+    ls_copy_large_portable(to, from, size);
+}
+
+int64_t ls_encode_records_with(int32_t variant, const struct ls_columns *columns, int64_t first,
+                               const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
+                               struct ls_encoded *encoded) {
+    assert(columns != NULL && fields != NULL && encoded != NULL);
+    assert(first >= 0 && first < columns->count);
+    *encoded = (struct ls_encoded){0};
+    int64_t room = out_cap - LS_ENCODE_SLACK;
+    int64_t limit = (int64_t)fields->batch_bytes - LS_BATCH_OVERHEAD;
+    if (limit > room) limit = room;
+
+    uint8_t *begin = (uint8_t *)out;
+    struct ls_encoding encoding = {
+        .values = value_column(columns, first),
+        .keys = key_column(columns, first),
+        .headers = header_column(columns, first),
+        .timestamps = columns->timestamps ? (const int64_t *)columns->timestamps + first : NULL,
+        .timestamp = columns->timestamp,
+        .count_max = columns->count - first < INT32_MAX ? columns->count - first : INT32_MAX,
+        .out_end = begin + (room > 0 ? room : 0),
+        .end = begin + (limit > 0 ? limit : 0),
+        .at = begin,
+        .max_timestamp = -1,
+    };
+    encoding.base_timestamp = encoding.timestamps != NULL ? encoding.timestamps[0] : encoding.timestamp;
+    if (fields->delete_horizon >= 0) encoding.base_timestamp = fields->delete_horizon;
+
+    int64_t result = encode_loop(variant, &encoding);
+    if (result < 0) return result;
+    assert(encoding.count > 0);
+    encoded->size_bytes = encoding.at - begin;
+    encoded->record_count = encoding.count;
+    encoded->base_timestamp = encoding.base_timestamp;
+    encoded->max_timestamp = fields->log_append_time >= 0 ? fields->log_append_time : encoding.max_timestamp;
+    return encoded->size_bytes;
 }
 
 int64_t ls_encode_records(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
                           uintptr_t out, int64_t out_cap, struct ls_encoded *encoded) {
-    assert(columns != NULL && fields != NULL && encoded != NULL);
-    assert(first >= 0 && first < columns->count);
-    int64_t limit = (int64_t)fields->batch_bytes - LS_BATCH_OVERHEAD;
-    return encode_section(columns, first, fields, (uint8_t *)out, limit, out_cap, encoded);
+    return ls_encode_records_with(LS_ENCODE_BEST, columns, first, fields, out, out_cap, encoded);
 }
 
 int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
@@ -118,21 +109,26 @@ int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const s
     return size;
 }
 
-/* Bytes between the first and the last of `count` offsets, or LS_E_CORRUPT. */
-static int64_t column_bytes(const struct column *column, int64_t first, int64_t count) {
+static int64_t offset_at(const struct ls_column *column, int64_t index) {
+    return column->wide ? ((const int64_t *)column->offsets)[index] : ((const int32_t *)column->offsets)[index];
+}
+
+/* Bytes of the first `count` items, or LS_E_CORRUPT. */
+static int64_t column_bytes(const struct ls_column *column, int64_t count) {
     if (column->offsets == NULL) return 0;
-    int64_t begin = offset_at(column, first);
-    int64_t end = offset_at(column, first + count);
+    int64_t begin = offset_at(column, 0);
+    int64_t end = offset_at(column, count);
     return begin >= 0 && end >= begin && end <= column->size ? end - begin : LS_E_CORRUPT;
 }
 
 int64_t ls_record_bound(const struct ls_columns *columns, int64_t first, int64_t count) {
     assert(columns != NULL);
     assert(first >= 0 && count >= 0 && count <= columns->count - first);
-    struct column all[3] = {value_column(columns), key_column(columns), header_column(columns)};
+    const struct ls_column all[3] = {value_column(columns, first), key_column(columns, first),
+                                     header_column(columns, first)};
     int64_t bound = count * LS_RECORD_OVERHEAD_MAX;
     for (int32_t index = 0; index < 3; ++index) {
-        int64_t bytes = column_bytes(&all[index], first, count);
+        int64_t bytes = column_bytes(&all[index], count);
         if (bytes < 0) return LS_E_CORRUPT;
         bound += bytes;
     }
