@@ -199,7 +199,7 @@ class OffsetIndex(IndexFile):
             return "the last entry points to the segment's first byte, as unused space does"
         return None
 
-    def check(self, batches: npt.NDArray[Any]) -> Iterator[str]:
+    def check(self, batches: npt.NDArray[Any], *, allow_padding: bool = False) -> Iterator[str]:
         """
         Compare the entries with the log and yield a sentence for each that is wrong.
 
@@ -210,10 +210,12 @@ class OffsetIndex(IndexFile):
         Args:
             batches: ``BATCH_DTYPE``, all batches of the segment in order; of magic 0 and 1 entries
                 only ``position`` and ``last_offset`` are looked at.
+            allow_padding: Zeros at the end are unused space: the index of an active segment.
         """
         assert batches.dtype == BATCH_DTYPE
-        yield from self._check_order(offset_index_check)
-        entries = self.entries()
+        yield from self._check_order(offset_index_check, allow_padding=allow_padding)
+        used_count = self._used_count(self._current_view(), allow_padding=allow_padding)
+        entries = self.entries()[:used_count]
         offsets, positions = entries[:, 0], entries[:, 1]
         starts = np.ascontiguousarray(batches["position"])
         ends = np.maximum.accumulate(np.append(np.int64(-1), batches["last_offset"]))[1:]
@@ -357,7 +359,7 @@ class TimeIndex(IndexFile):
                 return "the last entry is not above the one before it, as in unused space"
         return None
 
-    def check(self, batches: npt.NDArray[Any]) -> Iterator[str]:
+    def check(self, batches: npt.NDArray[Any], *, allow_padding: bool = False) -> Iterator[str]:
         """
         Compare the entries with the log and yield a sentence for each that is wrong.
 
@@ -367,10 +369,12 @@ class TimeIndex(IndexFile):
         Args:
             batches: ``BATCH_DTYPE``, all batches of the segment in order; of magic 0 and 1 entries
                 only ``last_offset`` and ``max_timestamp`` are looked at.
+            allow_padding: Zeros at the end are unused space: the index of an active segment.
         """
         assert batches.dtype == BATCH_DTYPE
-        yield from self._check_order(time_index_check)
-        entries = self.entries()
+        yield from self._check_order(time_index_check, allow_padding=allow_padding)
+        used_count = self._used_count(self._current_view(), allow_padding=allow_padding)
+        entries = self.entries()[:used_count]
         timestamps, offsets = entries[:, 0], entries[:, 1]
         ends = np.maximum.accumulate(np.append(np.int64(-1), batches["last_offset"]))[1:]
         largest = np.maximum.accumulate(np.append(np.int64(-1), batches["max_timestamp"]))[1:]

@@ -20,6 +20,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Final
 
+import numpy as np
+
 from logstore.errors import (
     ClosedError,
     CorruptIndexError,
@@ -490,14 +492,24 @@ class IndexFile:
         if self.file_bytes % self.ENTRY_BYTES != 0:
             self._corrupt(f"its size {self._file_bytes} is not a multiple of {self.ENTRY_BYTES}")
 
-    def _check_order(self, first_unordered: Callable[[int, int], int]) -> Iterator[str]:
+    def _check_order(
+        self, first_unordered: Callable[[int, int], int], *, allow_padding: bool
+    ) -> Iterator[str]:
         if self.file_bytes % self.ENTRY_BYTES != 0:
             name = os.path.basename(self.path)
             yield f"{name}: size {self._file_bytes} is not a multiple of {self.ENTRY_BYTES}"
         view = self._current_view()
-        slot = first_unordered(view.address, view.count)
+        slot = first_unordered(view.address, self._used_count(view, allow_padding=allow_padding))
         if slot >= 0:
             yield self._problem(slot, "is not above the entry before it")
+
+    def _used_count(self, view: View, *, allow_padding: bool) -> int:
+        """Return the number of entries, without the zeros at the end if they are padding."""
+        if not allow_padding:
+            return view.count
+        data = np.frombuffer(view.bytes, np.uint8, view.count * self.ENTRY_BYTES)
+        used = np.flatnonzero(data)
+        return 0 if len(used) == 0 else int(used[-1]) // self.ENTRY_BYTES + 1
 
     def _problem(self, slot: int, what: str) -> str:
         return f"{os.path.basename(self.path)}: entry {slot}: {what}"

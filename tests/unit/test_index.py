@@ -283,6 +283,7 @@ class TestCheck:
         for kind, path in ((OffsetIndex, index.path), (TimeIndex, time_index.path)):
             padded = kind(path, BASE, 1000)
             assert [] != list(padded.check(self.BATCHES))
+            assert [] == list(padded.check(self.BATCHES, allow_padding=True))
             tail = padded.tail_problem(350) if kind is OffsetIndex else padded.tail_problem()
             assert tail is not None
             padded.close_handler()
