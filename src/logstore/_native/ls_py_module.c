@@ -30,12 +30,12 @@ static void state_free(void *module) {
 
 static PyObject *epoch_datetime(PyObject *datetime_module) {
     PyObject *class = PyObject_GetAttrString(datetime_module, "datetime");
-    PyObject *timezone = class ? PyObject_GetAttrString(datetime_module, "timezone") : NULL;
-    PyObject *utc = timezone ? PyObject_GetAttrString(timezone, "utc") : NULL;
+    PyObject *zone = class ? PyObject_GetAttrString(datetime_module, "timezone") : NULL;
+    PyObject *utc = zone ? PyObject_GetAttrString(zone, "utc") : NULL;
     PyObject *epoch =
         utc ? PyObject_CallFunction(class, "iiiiiiiO", 1970, 1, 1, 0, 0, 0, 0, utc) : NULL;
     Py_XDECREF(utc);
-    Py_XDECREF(timezone);
+    Py_XDECREF(zone);
     Py_XDECREF(class);
     return epoch;
 }
