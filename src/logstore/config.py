@@ -176,7 +176,7 @@ def _replicas(value: object) -> tuple[str, ...]:
     return tuple(_items(value))
 
 
-def _setting(default: Any, parse: _Parser) -> Any:  # noqa: ANN401
+def _setting(default: Any, parse: _Parser) -> Any:
     return field(default=default, metadata={"parse": parse})
 
 
@@ -215,12 +215,12 @@ class LogConfig:
     min_cleanable_dirty_ratio: float = _setting(0.5, _ratio)
     min_compaction_lag_ms: int = _setting(0, _whole(0, LONG_MAX))
     min_insync_replicas: int = _setting(1, _whole(1, INT_MAX))
-    preallocate: bool = _setting(False, _truth)  # noqa: FBT003
+    preallocate: bool = _setting(False, _truth)
     producer_id_expiration_check_interval_ms: int = _setting(600_000, _whole(1, INT_MAX))
     producer_id_expiration_ms: int = _setting(86_400_000, _whole(1, INT_MAX))
-    remote_log_copy_disable: bool = _setting(False, _truth)  # noqa: FBT003
-    remote_log_delete_on_disable: bool = _setting(False, _truth)  # noqa: FBT003
-    remote_storage_enable: bool = _setting(False, _unsupported)  # noqa: FBT003
+    remote_log_copy_disable: bool = _setting(False, _truth)
+    remote_log_delete_on_disable: bool = _setting(False, _truth)
+    remote_storage_enable: bool = _setting(False, _unsupported)
     retention_bytes: int = _setting(-1, _whole(-LONG_MAX - 1, LONG_MAX))
     retention_ms: int = _setting(-1, _whole(-1, LONG_MAX))
     segment_bytes: int = _setting(1 << 30, _whole(14, INT_MAX))
@@ -228,8 +228,8 @@ class LogConfig:
     segment_jitter_ms: int = _setting(0, _whole(0, LONG_MAX))
     segment_ms: int = _setting(604_800_000, _whole(1, LONG_MAX))
     transaction_max_timeout_ms: int = _setting(900_000, _whole(1, INT_MAX))
-    transaction_partition_verification_enable: bool = _setting(True, _truth)  # noqa: FBT003
-    unclean_leader_election_enable: bool = _setting(False, _truth)  # noqa: FBT003
+    transaction_partition_verification_enable: bool = _setting(True, _truth)
+    unclean_leader_election_enable: bool = _setting(False, _truth)
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -389,7 +389,7 @@ def _without_retired(changes: Mapping[str, object], problems: list[str]) -> dict
     return kept
 
 
-def _parsed(setting: dataclasses.Field[Any], value: object, problems: list[str]) -> Any:  # noqa: ANN401
+def _parsed(setting: dataclasses.Field[Any], value: object, problems: list[str]) -> Any:
     try:
         return setting.metadata["parse"](value)
     except ValueError as error:

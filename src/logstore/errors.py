@@ -96,11 +96,11 @@ class StorageError(LogStoreError, OSError):
 
 
 class DiskFullError(StorageError):
-    """No space is left (ENOSPC, EDQUOT); the log is as before, appends work again when space is back."""
+    """No space is left (ENOSPC, EDQUOT); the log is as before, appends work again with space."""
 
 
 class PoisonedError(StorageError):
-    """An earlier fsync failed: what reached the disk is unknown. Close the log and open it again."""
+    """An earlier fsync failed: what reached the disk is unknown. Close the log, open it again."""
 
 
 class SimulatedCrashError(StorageError):
@@ -169,8 +169,9 @@ class ConfigError(LogStoreError, ValueError):
 
 class OffsetOutOfRangeError(LogStoreError, LookupError):
     """
-    The offset is not in ``[log_start_offset, log_end_offset]``, or a log start was set above the
-    high watermark.
+    The offset is not in ``[log_start_offset, log_end_offset]``.
+
+    Or a log start was to be set above the high watermark.
 
     Kafka error code 1 (OFFSET_OUT_OF_RANGE). To recover, seek to either bound, as
     ``auto.offset.reset`` would.
@@ -276,7 +277,7 @@ class UnsupportedForMessageFormatError(LogStoreError, ValueError):
 
 
 class OutOfOrderSequenceError(LogStoreError, ValueError):
-    """A producer's sequence number has a gap. Kafka error code 45 (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
+    """A producer's sequence has a gap. Kafka error code 45 (OUT_OF_ORDER_SEQUENCE_NUMBER)."""
 
     code = "OUT_OF_ORDER_SEQUENCE_NUMBER"
     kafka_error_code = 45
@@ -290,7 +291,7 @@ class InvalidProducerEpochError(LogStoreError, ValueError):
 
 
 class InvalidTxnStateError(LogStoreError, ValueError):
-    """The batch does not fit the producer's transaction. Kafka error code 48 (INVALID_TXN_STATE)."""
+    """The batch does not fit the transaction. Kafka error code 48 (INVALID_TXN_STATE)."""
 
     code = "INVALID_TXN_STATE"
     kafka_error_code = 48
@@ -334,7 +335,7 @@ class InvalidOffsetError(LogStoreError, ValueError):
 
 
 class SegmentOffsetOverflowError(LogStoreError, ValueError):
-    """An offset is more than 2^31 - 1 above its segment's base offset; the segment must roll or be split."""
+    """An offset is more than 2^31 - 1 above its segment's base offset; roll or split the segment."""
 
 
 class IndexOffsetOverflowError(LogStoreError, ValueError):

@@ -179,7 +179,7 @@ class TestOf:
         )
         assert 5 == config.message_timestamp_before_max_ms
         assert 7 == config.message_timestamp_after_max_ms
-        with pytest.raises(ConfigError, match="difference.max.ms=-1 must be at least 0"):
+        with pytest.raises(ConfigError, match=r"difference\.max\.ms=-1 must be at least 0"):
             LogConfig.of({"message.timestamp.difference.max.ms": -1})
 
 

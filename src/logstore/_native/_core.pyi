@@ -1,4 +1,4 @@
-"""The compiled core, as cffi makes it from logstore.h; typed wrappers are in the sibling modules."""
+"""The compiled core, as cffi makes it from logstore.h; its wrappers are the sibling modules."""
 
 from typing import Any
 

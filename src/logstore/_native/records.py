@@ -169,7 +169,7 @@ def fill_records(
 
     ``section`` is the records and nothing behind them. ``timestamp_type`` 1 gives every record
     ``max_timestamp``, as Kafka does for log append time. Records below ``start_offset`` are
-    skipped; what lies behind ``stop_offset`` (exclusive) or behind ``limit`` records is not looked at.
+    skipped; what lies behind ``stop_offset`` (exclusive) or behind ``limit`` records, is not read.
 
     Raises:
         InvalidRecordError: A rule of spec 1.4 is broken before the end, the bound or the limit.
