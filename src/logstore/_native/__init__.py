@@ -12,7 +12,14 @@ from logstore._native.columns import (
     encode_records,
     seal_batch,
 )
-from logstore._native.io import Mapping, NativeFiles, Path, check, path_of, real_io
+from logstore._native.io import (
+    Mapping,
+    NativeFiles,
+    Path,
+    check,
+    path_of,
+    real_io,
+)
 from logstore._native.kernels import (
     BATCH_DTYPE,
     CHECK_DTYPE,

@@ -138,8 +138,9 @@ class Mapping:
         self._io = io
         self.size = size
         self.is_closed = False
-        # The finalizer of the C pointer unmaps: each buffer made of it keeps it alive.
-        unmap = partial(_unmap, io, address, size)
+        # The finalizer of the C pointer unmaps: each buffer made of it keeps it alive. It has its
+        # own hold on the io: a collected cycle may free the Python object of that first.
+        unmap = partial(_unmap, int(ffi.cast("uintptr_t", lib.ls_io_hold(io))), address, size)
         self._memory = ffi.gc(ffi.cast("char *", address), unmap, size)
 
     @property
@@ -172,8 +173,10 @@ class Mapping:
         return self.size
 
 
-def _unmap(io: Any, address: int, size: int, _memory: object) -> None:
+def _unmap(io_address: int, address: int, size: int, _memory: object) -> None:
+    io = ffi.cast("ls_io *", io_address)
     lib.ls_io_unmap(io, address, size)
+    lib.ls_io_free(io)
 
 
 class NativeFiles:
@@ -184,7 +187,7 @@ class NativeFiles:
     with its errno. Descriptors are plain numbers of this process.
 
     Attributes:
-        io: The ``ls_io *``, for native handles; they must keep this object, or ``io``, alive.
+        io: The ``ls_io *``, for native handles, which take their own hold on it.
     """
 
     __slots__ = ("__weakref__", "io")

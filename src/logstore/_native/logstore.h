@@ -66,7 +66,11 @@ struct ls_io_span {
 
 /* The operating system's own files. NULL: no memory. It may live as long as the process. */
 ls_io *ls_io_real_new(void);
-/* Destroy any io; a wrapped one stays. The caller guarantees that nothing uses it any more. */
+/*
+ * Each holder of an io (its maker, a handle, a mapping, an io around it) frees it once; the last one
+ * destroys it. Python may collect a handle and its io in any order, so every handle holds its own.
+ */
+ls_io *ls_io_hold(ls_io *io);
 void ls_io_free(ls_io *io);
 
 /* Count operations from now on (tests): one relaxed atomic addition each. Off at first. */
@@ -114,6 +118,51 @@ int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32
  */
 int64_t ls_io_lock(ls_io *io, int32_t fd);
 int64_t ls_io_unlock(ls_io *io, int32_t fd);
+
+/* ---- ls_io: simulated, for tests (ls_io_sim*.c) ------------------------------------------------- */
+/* What a power loss may do to what was not synced; without any, all of it is kept. */
+enum ls_io_sim_fault {
+    LS_IO_SIM_DROP = 1,    /* a page's changes, or everything, is lost                              */
+    LS_IO_SIM_TEAR = 2,    /* a part of a page's changes is lost                                    */
+    LS_IO_SIM_GARBAGE = 4, /* the bytes written in a page are anything                              */
+    LS_IO_SIM_SIZE = 8,    /* a size is the old one, the new one, or between                        */
+    LS_IO_SIM_NAMES = 16,  /* changes of directory entries are lost, in any order                   */
+    LS_IO_SIM_ALL = 31
+};
+
+/*
+ * Real files with a memory of what was not synced. The crash comes in operation `crash_at` (the
+ * first is 1; 0: never; only those that change or sync something are counted), which may be done in
+ * part; from then on every call fails with LS_E_CRASHED, but for close and unmap. The same seed and
+ * calls give the same crash.
+ */
+ls_io *ls_io_sim_new(uint64_t seed, int64_t crash_at, int32_t faults);
+int64_t ls_io_sim_operations(ls_io *io);
+int64_t ls_io_sim_set_crash_at(ls_io *io, int64_t crash_at);
+int64_t ls_io_sim_has_crashed(ls_io *io);
+int64_t ls_io_sim_unsynced(ls_io *io); /* files and entries with changes that a power loss may take */
+/*
+ * Crash now, if it has not yet, and leave the real files as they would be found afterwards: after a
+ * power loss, or, without, after the end of the process alone. A second crash changes nothing.
+ */
+int64_t ls_io_sim_crash(ls_io *io, int32_t power_loss);
+
+/* ---- ls_io: failing, for tests (ls_io_fail.c) --------------------------------------------------- */
+enum ls_io_fail_op { LS_IO_FAIL_ANY = -1 };
+
+/* An io that does what `inner` does until a rule or the budget says otherwise; it holds inner. */
+ls_io *ls_io_fail_new(ls_io *inner);
+/*
+ * Let the at-th call of `op` from now (1: the next) fail with `error`, or, with error 0, transfer
+ * half; for_ever: every later one too. Nothing of a failing call is done, but a close closes.
+ * LS_E_NO_ROOM: too many rules.
+ */
+int64_t ls_io_fail_add(ls_io *io, int32_t op, int32_t error, int64_t at, int32_t for_ever);
+int64_t ls_io_fail_clear(ls_io *io); /* of rules; the budget stays */
+int64_t ls_io_fail_calls(ls_io *io, int32_t op);
+/* Bytes by which files may grow before ENOSPC, -1: any. Cut and deleted bytes are given back. */
+int64_t ls_io_fail_set_budget(ls_io *io, int64_t bytes);
+int64_t ls_io_fail_budget(ls_io *io);
 
 /* ---- v2 batch headers ------------------------------------------------------------------------ */
 /* One parsed header; numpy reads an array of these as a structured dtype (_native.BATCH_DTYPE). */

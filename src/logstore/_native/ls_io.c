@@ -34,13 +34,22 @@ static const char *const OP_NAMES[LS_IO_OP_COUNT] = {
 
 void ls_io_init(ls_io *io, const struct ls_io_table *table) {
     io->table = table;
+    atomic_init(&io->holders, 1);
     atomic_init(&io->counting, 0);
     for (int op = 0; op < LS_IO_OP_COUNT; op++)
         atomic_init(&io->counts[op], 0);
 }
 
+ls_io *ls_io_hold(ls_io *io) {
+    atomic_fetch_add_explicit(&io->holders, 1, memory_order_relaxed);
+    return io;
+}
+
 void ls_io_free(ls_io *io) {
-    if (io != NULL) io->table->destroy(io);
+    if (io == NULL) return;
+    /* The last holder sees what all others did before they let go. */
+    if (atomic_fetch_sub_explicit(&io->holders, 1, memory_order_acq_rel) == 1)
+        io->table->destroy(io);
 }
 
 void ls_io_set_counting(ls_io *io, int32_t counting) {
@@ -235,7 +244,9 @@ int64_t ls_io_stored(ls_io *io, uintptr_t address, int64_t position, int64_t siz
 
 int64_t ls_io_set_modified(ls_io *io, const char *path, int64_t modified_ms) {
     count(io, LS_IO_SET_MODIFIED);
-    return io->table->set_modified(io, path, modified_ms);
+    int64_t result;
+    UNINTERRUPTED(result, io->table->set_modified(io, path, modified_ms));
+    return result;
 }
 
 /* ---- loops -------------------------------------------------------------------------------------- */

@@ -47,6 +47,7 @@ struct ls_io_table {
 /* The head of every io; the simulated and the failing one have more behind it. */
 struct ls_io {
     const struct ls_io_table *table;
+    atomic_int holders;
     atomic_int counting;
     _Atomic int64_t counts[LS_IO_OP_COUNT];
 };
