@@ -312,6 +312,13 @@ class NativeFiles:
             _fail(rc, "lock", path_of(fd))
         return True
 
+    def is_locked(self, fd: int) -> bool:
+        """Whether another open file holds the record lock; a read-only descriptor will do."""
+        rc = lib.ls_io_is_locked(self.io, fd)
+        if rc < 0:
+            _fail(rc, "look for a lock", path_of(fd))
+        return bool(rc == 1)
+
     def unlock(self, fd: int) -> None:
         """Give the record lock back."""
         rc = lib.ls_io_unlock(self.io, fd)

@@ -365,6 +365,18 @@ int64_t ls_io_lock(ls_io *io, int32_t fd) {
     return set_lock(fd, F_WRLCK);
 }
 
+int64_t ls_io_is_locked(ls_io *io, int32_t fd) {
+    (void)io;
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0};
+#ifdef F_OFD_GETLK
+    const int command = F_OFD_GETLK;
+#else
+    const int command = F_GETLK;
+#endif
+    if (fcntl(fd, command, &whole) < 0) return -errno;
+    return whole.l_type != F_UNLCK;
+}
+
 int64_t ls_io_unlock(ls_io *io, int32_t fd) {
     (void)io;
     return set_lock(fd, F_UNLCK);
