@@ -100,7 +100,23 @@ static PyObject *iterator_next(PyObject *self) {
     return item;
 }
 
+/* Forget the items not served yet: the next step asks for a new block. */
+static PyObject *iterator_discard(PyObject *self, PyObject *unused) {
+    (void)unused;
+    struct iterator *iterator = (struct iterator *)self;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(self);
+#endif
+    iterator->index = iterator->count = 0;
+    Py_CLEAR(iterator->block);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef iterator_methods[] = {
+    {"_discard", iterator_discard, METH_NOARGS, "Forget the items of the current block that were not served."},
     {"__class_getitem__", Py_GenericAlias, METH_CLASS | METH_O,
      "For annotations: BlockIterator[Record]."},
     {NULL, NULL, 0, NULL},

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
         def _next_block(self) -> list[ItemT_co] | None: ...
 
+        def _discard(self) -> None: ...
+
 else:
     Record = _objects.Record
     BlockIterator = _objects.BlockIterator
