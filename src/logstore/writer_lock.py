@@ -1,0 +1,195 @@
+"""
+The lock that makes one process the only writer of a directory.
+
+``.lock`` is locked as a whole by a record lock of the open file. For error messages it says who
+holds it, a word and its value on each line: ``epoch`` (how many writers there have been), ``pid``,
+``host``. A broker leaves the file empty and does not read it.
+
+Source: Kafka ``FileLock``; spec 2.7; DESIGN.md D3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import weakref
+from typing import Final
+
+from logstore.clock import Clock
+from logstore.errors import DiskFullError, LockedError, StorageError
+from logstore.files import REAL_FILES, Files
+
+LOCK_FILE: Final = ".lock"
+LOCK_POLL_SECONDS: Final = 0.01
+LOCK_FILE_BYTES_MAX: Final = 4096
+
+
+class WriterLock:
+    """
+    The lock that makes its holder the only writer of a directory.
+
+    A record lock of the open file: it excludes Java's ``FileLock``, ends with the process, and is
+    not lost when another descriptor of the file is closed. The file says who holds it, and counts
+    the writers there have been: the *writer epoch*.
+
+    **Fork**: a child shares the open file. It closes its descriptor at once and holds nothing.
+
+    Source: Kafka ``FileLock``.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "_files", "epoch", "path")
+
+    def __init__(
+        self, directory: str, *, files: Files, clock: Clock, timeout_seconds: float = 0.0
+    ) -> None:
+        self.path: Final = os.path.join(directory, LOCK_FILE)
+        self._files = files
+        self._fd = -1
+        self.epoch = 0
+        deadline = clock.monotonic() + timeout_seconds
+        while not self._try():
+            if clock.monotonic() >= deadline:
+                raise locked_error(self.path, files)
+            clock.sleep(LOCK_POLL_SECONDS)
+        _held_locks.add(self)
+        self._sign()
+
+    def _try(self) -> bool:
+        fd = self._files.open(self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            # A broker deletes the file when it is done: a lock on a file without a name is none.
+            if self._files.lock(fd) and _is_file(fd, self.path):
+                self._fd = fd
+                return True
+        finally:
+            if self._fd != fd:
+                self._files.close(fd)
+        return False
+
+    def _sign(self) -> None:
+        holder = _Holder.parse(self._files.pread(self._fd, LOCK_FILE_BYTES_MAX, 0))
+        self.epoch = holder.epoch + 1
+        signature = _Holder(self.epoch, os.getpid(), socket.gethostname()).text()
+        with contextlib.suppress(DiskFullError):  # It only serves error messages.
+            self._files.pwrite(self._fd, signature, 0)
+            self._files.ftruncate(self._fd, len(signature))
+
+    def release(self) -> None:
+        """Let others write; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        _held_locks.discard(self)
+        with contextlib.suppress(StorageError):
+            unsigned = _Holder(self.epoch, None, None).text()
+            self._files.pwrite(fd, unsigned, 0)
+            self._files.ftruncate(fd, len(unsigned))
+        try:
+            self._files.unlock(fd)
+        finally:
+            self._files.close(fd)
+
+    def forget(self) -> None:
+        """Close the descriptor that a forked child has inherited; the parent keeps the lock."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object still holds the lock."""
+        return self._fd >= 0
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.release()
+
+
+class _Holder:
+    """What a lock file says: ``epoch 3``, ``pid 4711``, ``host name``, one a line."""
+
+    __slots__ = ("epoch", "host", "pid")
+
+    def __init__(self, epoch: int, pid: int | None, host: str | None) -> None:
+        self.epoch = epoch
+        self.pid = pid
+        self.host = host
+
+    @classmethod
+    def parse(cls, data: bytes) -> _Holder:
+        fields = dict(
+            line.split(" ", 1) for line in data.decode(errors="replace").splitlines() if " " in line
+        )
+        epoch, pid = fields.get("epoch", ""), fields.get("pid", "")
+        return cls(
+            int(epoch) if epoch.isdecimal() else 0,
+            int(pid) if pid.isdecimal() else None,
+            fields.get("host"),
+        )
+
+    def text(self) -> bytes:
+        lines = [f"epoch {self.epoch}"]
+        if self.pid is not None:
+            lines += [f"pid {self.pid}", f"host {self.host}"]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+
+# Locks of this process: a forked child has to close its copies of their descriptors, and an object
+# that nobody reaches any more cannot do that.
+_held_locks: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    for lock in list(_held_locks):
+        lock.forget()
+    _held_locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _is_file(fd: int, path: str) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(fd)
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def locked_error(path: str, files: Files) -> LockedError:
+    """Return the error that names who is writing in a directory, as its lock file tells."""
+    holder = _Holder(0, None, None)
+    with contextlib.suppress(StorageError):
+        holder = _Holder.parse(files.read_file(path)[:LOCK_FILE_BYTES_MAX])
+    directory = os.path.dirname(path)
+    if holder.pid is None:
+        who = "another program (a broker?)"
+    elif holder.host != socket.gethostname():
+        who = f"process {holder.pid} on {holder.host}"
+    elif holder.pid == os.getpid():
+        who = "another handle of this process"
+    else:
+        who = f"process {holder.pid}"
+    return LockedError(
+        f"{who} is writing in {directory}; close it there, or wait with lock_timeout=",
+        host=holder.host,
+        pid=holder.pid,
+        path=directory,
+    )
+
+
+def has_writer(directory: str, files: Files = REAL_FILES) -> bool:
+    """Return whether somebody holds the lock of a directory; needs no right to write there."""
+    try:
+        fd = files.open(os.path.join(directory, LOCK_FILE), os.O_RDONLY)
+    except StorageError as error:
+        if isinstance(error, DiskFullError) or error.errno not in (2, 13):  # ENOENT, EACCES
+            raise
+        return False
+    try:
+        return files.is_locked(fd)
+    finally:
+        files.close(fd)
