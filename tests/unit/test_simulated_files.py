@@ -202,6 +202,24 @@ class TestData:
         kinds = {(data[100:103], data[5000:5003]) for ((_, data),) in left}
         assert {(b"new", b"old"), (b"new", b"new")} == kinds
 
+    def test_writes_under_a_mapping_are_what_a_lost_store_leaves(self, tmp_path):
+        """A store after a synced write falls back to that write, not to what was mapped first."""
+
+        def change(files, directory):
+            fd = files.open(directory / "a", os.O_RDWR)
+            mapping = files.map(fd, 4096, writable=True)
+            files.pwrite(fd, b"synced", 0)
+            files.fdatasync(fd)
+            mapping.writable_view[0:6] = b"stored"
+            mapping.stored(0, 6)
+            mapping.close()
+            files.close(fd)
+
+        left = outcomes(
+            tmp_path, lambda d: (d / "a").write_bytes(bytes(4096)), change, faults=["drop"]
+        )
+        assert {b"synced", b"stored"} == {data[:6] for ((_, data),) in left}
+
     def test_read_only_descriptors_write_nothing(self, tmp_path):
         """The journal is not touched by calls that the system refuses."""
         files = SimulatedFiles()
@@ -248,6 +266,16 @@ class TestNames:
 
         left = outcomes(tmp_path, prepare, change)
         assert {(("a", b"new"), ("b", b"old")), (("b", b"new"),)} == left
+
+    def test_a_chain_of_renames_leaves_one_name(self, tmp_path):
+        """The second rename without the first would leave the file at its old name as well."""
+
+        def change(files, directory):
+            files.rename(directory / "a", directory / "b")
+            files.rename(directory / "b", directory / "c")
+
+        left = outcomes(tmp_path, lambda d: (d / "a").write_bytes(b"x"), change)
+        assert {((name, b"x"),) for name in "abc"} == left
 
     def test_replacing_without_sync_of_the_data_can_lose_it(self, tmp_path):
         """The classic mistake: the rename is durable, the data are not."""
