@@ -234,6 +234,10 @@ class LegacyEntry:
             CorruptRecordError: Sizes do not fit, or the compressed data is damaged or too large.
             InvalidRecordError: A rule for wrappers is broken.
         """
+        return self.records_of(self.messages(bytes_max))
+
+    def records_of(self, messages: list[LegacyMessage]) -> list[Record]:
+        """Return the records that :meth:`messages` are."""
         # A log append time is the wrapper's, a create time each message's own.
         stamps_all = self.timestamp_type is TimestampType.LOG_APPEND_TIME
         log_append_time = self.message.timestamp if stamps_all else NO_TIMESTAMP
@@ -248,7 +252,7 @@ class LegacyEntry:
                 timestamp_type if message.magic == 1 else TimestampType.NO_TIMESTAMP_TYPE,
                 -1,
             )
-            for message in self.messages(bytes_max)
+            for message in messages
         ]
 
     def _decompress(self, bytes_max: int) -> list[LegacyMessage]:

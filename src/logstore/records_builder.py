@@ -94,7 +94,15 @@ def encode_batch(
     rows = [_fields_of(record) for record in records]
     if not rows:
         return b""
-    _check_producer(producer_id, producer_epoch, base_sequence, is_transactional, is_control)
+    problem = producer_problem(
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        is_transactional=is_transactional,
+        is_control=is_control,
+    )
+    if problem is not None:
+        raise ValueError(problem)
     offsets = _offsets_of(rows, base_offset)
     first_offset = offsets[0] if base_offset is None else base_offset
     timestamps = [row[1] for row in rows]
@@ -232,22 +240,22 @@ def seal(
     return b"".join((prefix, crc.to_bytes(4, "big"), tail, view_of(section)))
 
 
-def _check_producer(
+def producer_problem(
     producer_id: int,
     producer_epoch: int,
     base_sequence: int,
+    *,
     is_transactional: bool,
     is_control: bool,
-) -> None:
-    problem = None
+) -> str | None:
+    """Return how the producer fields of a batch contradict each other, or None."""
     if is_transactional and producer_id == -1:
-        problem = "a transactional batch needs a producer id"
-    elif producer_id != -1 and producer_epoch < 0:
-        problem = f"producer epoch {producer_epoch} does not go with producer id {producer_id}"
-    elif producer_id != -1 and base_sequence < 0 and not is_control:
-        problem = f"base sequence {base_sequence} does not go with producer id {producer_id}"
-    if problem is not None:
-        raise ValueError(problem)
+        return "a transactional batch needs a producer id"
+    if producer_id != -1 and producer_epoch < 0:
+        return f"producer epoch {producer_epoch} does not go with producer id {producer_id}"
+    if producer_id != -1 and base_sequence < 0 and not is_control:
+        return f"base sequence {base_sequence} does not go with producer id {producer_id}"
+    return None
 
 
 def _fields_of(record: Record | RecordFields) -> RecordFields:

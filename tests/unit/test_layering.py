@@ -22,7 +22,7 @@ LAYERS = [
     {"legacy", "records_builder"},
     {"record"},
     {"index", "checkpoint", "writer_lock"},
-    {"file_records", "producer_snapshot"},
+    {"append_analysis", "file_records", "producer_snapshot"},
     {"validator", "leader_epoch", "producer_append", "retention"},
     {"producer_state"},
     {"segment"},
