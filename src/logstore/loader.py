@@ -1,0 +1,584 @@
+"""
+What is on disk -> a recovered log.
+
+1. Delete what a crash left unfinished: ``.deleted``, ``.cleaned``, and ``.swap`` files of a split
+   that was not committed.
+2. Committed replacements (``.swap``): delete what they replace.
+3. Give them their final names.
+4. Make a segment of each ``.log`` file; rebuild the one whose index is missing or cannot be right.
+5. After an unclean end, recover the segments from the recovery point on.
+6. Bring log start, leader epochs and producer state to what was found.
+
+Each step leaves a directory that the next load can begin with: it may be interrupted anywhere. No
+step needs free space: an index or a snapshot that cannot be written is made again later.
+
+Where this is not Kafka (DESIGN.md D8; docs/decisions):
+
+* A clean start looks at the active segment's tail. If it does not parse, the segment is recovered;
+  Kafka stops, or falls back to the segment's first offset. What is cut is kept in quarantine.
+* Segments that Kafka would delete (behind damage; all, if the log start lies beyond the end) are
+  moved into quarantine.
+* A committed replacement that does not parse stops the load before anything is deleted for it.
+* A read error during recovery is an error; Kafka empties the segment.
+* A clean start without producer snapshots reads the log for them.
+
+Source: Kafka ``LogLoader``; spec 6.2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from logstore.errors import (
+    CorruptIndexError,
+    CorruptRecordError,
+    SegmentOffsetOverflowError,
+)
+from logstore.file_records import LogOffsetMetadata
+from logstore.producer_rebuild import rebuild_producer_state, take_snapshot
+from logstore.quarantine import Quarantine
+from logstore.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRUNCATED_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    LogSegment,
+    segment_file_name,
+)
+from logstore.segment_split import split_overflowed_segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from logstore.clock import Clock
+    from logstore.config import LogConfig
+    from logstore.files import Files
+    from logstore.leader_epoch import LeaderEpochCache
+    from logstore.producer_state import ProducerStateManager
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+TEMPORARY_SUFFIX: Final = ".tmp"
+KRAFT_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
+INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+UNFINISHED_SUFFIXES: Final = (
+    LOG_SUFFIX + TRUNCATED_SUFFIX,
+    INDEX_SUFFIX + TEMPORARY_SUFFIX,
+    TIME_INDEX_SUFFIX + TEMPORARY_SUFFIX,
+)
+TXN_ENTRY_BYTES: Final = 34
+
+Result = TypeVar("Result")
+
+
+def offset_of_file(name: str) -> int | None:
+    """Return the offset that a file is called after, None if it is not."""
+    stem = name.partition(".")[0]
+    return int(stem) if stem.isascii() and stem.isdecimal() else None
+
+
+class LoadedLog(NamedTuple):
+    """
+    What a load found.
+
+    Source: Kafka ``LoadedLogOffsets``.
+    """
+
+    segments: list[LogSegment]  #: ascending, at least one
+    log_start_offset: int
+    recovery_point: int
+    log_end_offset_metadata: LogOffsetMetadata
+
+    @property
+    def log_end_offset(self) -> int:
+        """What the next record gets."""
+        return self.log_end_offset_metadata.message_offset
+
+
+class LogLoader:
+    """
+    Loads one partition's directory.
+
+    Args:
+        directory: It exists, and this process is its only writer.
+        config: Of the log.
+        leader_epochs: Its cache; is brought to what the log holds.
+        producer_state: Its manager, empty; is filled.
+        new_producer_state: Makes another one for the same directory.
+        log_start_offset: As checkpointed, 0 if it was not.
+        recovery_point: As checkpointed, 0 if it was not.
+        had_clean_shutdown: Everything below the log end was flushed and closed.
+
+    Source: Kafka ``LogLoader``.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        config: LogConfig,
+        *,
+        leader_epochs: LeaderEpochCache,
+        producer_state: ProducerStateManager,
+        new_producer_state: Callable[[], ProducerStateManager],
+        log_start_offset: int,
+        recovery_point: int,
+        had_clean_shutdown: bool,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        assert log_start_offset >= 0
+        assert recovery_point >= 0
+        self._directory = directory
+        self._config = config
+        self._leader_epochs = leader_epochs
+        self._producer_state = producer_state
+        self._new_producer_state = new_producer_state
+        self._log_start_checkpoint = log_start_offset
+        self._recovery_point_checkpoint = recovery_point
+        self._had_clean_shutdown = had_clean_shutdown
+        self._files = files
+        self._clock = clock
+        self._segments: dict[int, LogSegment] = {}  # Ascending.
+        self._quarantine = Quarantine(directory, files)
+        # For recovering one segment after the other: the state behind the last one.
+        self._recovery_state: ProducerStateManager | None = None
+        self._recovered_base: int | None = None
+
+    def load(self) -> LoadedLog:
+        """
+        Load the log.
+
+        Raises:
+            CorruptRecordError: A committed replacement is damaged; nothing was changed for it.
+            StorageError: A file cannot be read or changed. Loading again later goes on.
+        """
+        try:
+            self._remove_unfinished()
+            self._complete_swaps()
+            self._without_overflow(self._load_segments)
+            next_offset, recovery_point = self._without_overflow(self._recover_log)
+            return self._finish(next_offset, recovery_point)
+        except BaseException:
+            for segment in self._segments.values():
+                segment.close_handlers()
+            raise
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}{os.sep}{name}"
+
+    def _names(self) -> list[str]:
+        return self._files.listdir(self._directory)
+
+    def _delete(self, name: str) -> None:
+        self._files.unlink(self._path(name), missing_ok=True)
+
+    # -- passes 1 to 3: what a crash left behind ---------------------------------------------------
+
+    def _remove_unfinished(self) -> None:
+        """
+        Delete files that are logically gone or not committed.
+
+        A split renames its parts to ``.swap`` from the last to the first: as long as one is
+        ``.cleaned``, the swaps above it do not count.
+        """
+        names = self._names()
+        cleaned = [name for name in names if name.endswith(CLEANED_SUFFIX)]
+        cleaned_offsets = [
+            offset for name in cleaned if (offset := offset_of_file(name)) is not None
+        ]
+        uncommitted = [
+            name
+            for name in names
+            if name.endswith(SWAP_SUFFIX)
+            and cleaned_offsets
+            and (offset_of_file(name) or 0) >= min(cleaned_offsets)
+        ]
+        self._check_swaps(
+            name for name in names if name.endswith(SWAP_SUFFIX) and name not in uncommitted
+        )
+        for name in names:
+            is_gone = name.endswith(DELETED_SUFFIX) and not name.endswith(KRAFT_SNAPSHOT_DELETED)
+            if is_gone or name.endswith(UNFINISHED_SUFFIXES):
+                self._delete(name)
+        for name in uncommitted:  # Before the last .cleaned, which says that they do not count.
+            self._delete(name)
+        for name in cleaned:
+            self._delete(name)
+
+    def _check_swaps(self, names: Iterable[str]) -> None:
+        """Refuse to load if a replacement is damaged while what it replaces may still be there."""
+        for name in names:
+            if not name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+                continue
+            segment = self._swap_segment(name)
+            if segment is None:
+                continue
+            try:
+                end = 0
+                for header in segment.headers():
+                    end = header.end
+                if end != segment.size_bytes:
+                    raise CorruptRecordError(
+                        f"{name} ends inside a batch; run `logstore verify`, then move it away",
+                        path=segment.log_path,
+                        position=end,
+                    )
+            finally:
+                segment.close_handlers()
+
+    def _swap_segment(self, name: str) -> LogSegment | None:
+        base_offset = offset_of_file(name)
+        if base_offset is None:
+            return None
+        return LogSegment(
+            self._directory,
+            base_offset,
+            self._config,
+            files=self._files,
+            clock=self._clock,
+            file_suffix=SWAP_SUFFIX,
+            file_already_exists=True,
+            writable=False,
+        )
+
+    def _complete_swaps(self) -> None:
+        """Delete what the committed replacements replace, then give them their names."""
+        names = self._names()
+        swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
+        if not swaps:
+            return
+        first, end = self._swapped_range(swaps)
+        for name in names:
+            offset = offset_of_file(name)
+            if (
+                offset is not None
+                and first <= offset < end
+                and not name.endswith(SWAP_SUFFIX)
+                and not self._files.is_directory(self._path(name))
+            ):
+                logger.info("%s: deleting %s, which was replaced", self._directory, name)
+                self._delete(name)
+        # Else a power loss could keep an old segment beside the one that replaces it.
+        self._files.fsync_directory(self._directory)
+        # The .log first: without it its indexes are orphans, while it can do without them.
+        for name in sorted(
+            swaps, key=lambda name: (offset_of_file(name) or 0, _not_log(name), name)
+        ):
+            self._files.rename(self._path(name), self._path(name.removesuffix(SWAP_SUFFIX)))
+        self._files.fsync_directory(self._directory)
+
+    def _swapped_range(self, swaps: list[str]) -> tuple[int, int]:
+        """Return the offsets that the replacements cover, (0, 0) without a ``.log`` among them."""
+        first, end = None, 0
+        for name in swaps:
+            segment = self._swap_segment(name) if name.endswith(LOG_SUFFIX + SWAP_SUFFIX) else None
+            if segment is not None:
+                next_offset = segment.base_offset
+                for header in segment.headers():
+                    next_offset = header.next_offset
+                segment.close_handlers()
+                first = segment.base_offset if first is None else min(first, segment.base_offset)
+                end = max(end, next_offset)
+        return (0, 0) if first is None else (first, end)
+
+    # -- pass 4: segments --------------------------------------------------------------------------
+
+    def _load_segments(self) -> None:
+        for segment in self._segments.values():
+            segment.close_handlers()
+        self._segments.clear()
+        self._recovery_state = None
+
+        names = self._names()
+        present = set(names)
+        damaged: list[LogSegment] = []
+        for name in names:
+            stem, suffix = os.path.splitext(name)
+            offset = offset_of_file(name)
+            if offset is None or not stem.isdecimal():
+                continue
+            if suffix in INDEX_SUFFIXES and stem + LOG_SUFFIX not in present:
+                logger.warning("%s: deleting %s, whose log is not there", self._directory, name)
+                self._delete(name)
+            elif suffix == LOG_SUFFIX:
+                segment = LogSegment(
+                    self._directory,
+                    offset,
+                    self._config,
+                    files=self._files,
+                    clock=self._clock,
+                    file_already_exists=True,
+                )
+                self._segments[offset] = segment
+                problem = self._index_problem(segment, stem, present)
+                if problem is not None:
+                    logger.warning("%s: %s; recovering the segment", segment.log_path, problem)
+                    damaged.append(segment)
+        self._segments = dict(sorted(self._segments.items()))
+        for segment in damaged:
+            self._recover_segment(segment)
+
+    def _index_problem(self, segment: LogSegment, stem: str, present: set[str]) -> str | None:
+        """Return why a segment's indexes have to be rebuilt, as far as can be told in O(1)."""
+        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            if stem + suffix not in present:
+                return f"{stem}{suffix} is missing"
+        for suffix, entry_bytes in ((INDEX_SUFFIX, 8), (TIME_INDEX_SUFFIX, 12)):
+            size = self._files.file_size(self._path(stem + suffix))
+            if size % entry_bytes:
+                return f"{stem}{suffix} has {size} bytes, not whole entries"
+        if stem + TXN_INDEX_SUFFIX in present:
+            if self._files.file_size(self._path(stem + TXN_INDEX_SUFFIX)) % TXN_ENTRY_BYTES:
+                return f"{stem}{TXN_INDEX_SUFFIX} ends inside an entry"
+            try:
+                segment.txn_index.sanity_check()
+            except CorruptIndexError as error:
+                return str(error)
+        return None
+
+    def _without_overflow(self, step: Callable[[], Result]) -> Result:
+        """Run a step; split a segment that turns out to hold too large offsets, and begin anew."""
+        while True:
+            try:
+                return step()
+            except SegmentOffsetOverflowError as error:
+                overflowed = self._segment_of(error)
+                logger.warning("%s: splitting it: %s", overflowed.log_path, error)
+                self._keep_tail(overflowed, _parsed_bytes(overflowed))
+                parts = split_overflowed_segment(overflowed, self._files)
+                self._complete_swaps()
+                if overflowed.base_offset not in parts:
+                    overflowed.delete_if_exists()
+                self._load_segments()
+
+    def _segment_of(self, error: SegmentOffsetOverflowError) -> LogSegment:
+        for segment in self._segments.values():
+            if segment.log_path == error.path:
+                return segment
+        raise error
+
+    # -- recovery ----------------------------------------------------------------------------------
+
+    def _recover_segment(self, segment: LogSegment) -> int:
+        """
+        Rebuild a segment's indexes, cut it behind damage, leave a snapshot behind it.
+
+        Segments are recovered in order, and producer state goes from one to the next: Kafka loads
+        the directory's snapshots for each one again.
+
+        Source: Kafka ``LogLoader.recoverSegment``.
+        """
+        now_ms = self._clock.milliseconds()
+        state = self._recovery_state
+        if state is None or self._predecessor(segment) != self._recovered_base:
+            state = self._new_producer_state()
+            rebuild_producer_state(
+                state,
+                self._segments.values(),
+                self._log_start_checkpoint,
+                segment.base_offset,
+                now_ms,
+                reload_from_clean_shutdown=False,
+            )
+            self._recovery_state = state
+        else:
+            # What loading the snapshot again would do.
+            state.remove_expired_producers(now_ms)
+            state.update_map_end_offset(max(state.map_end_offset, segment.base_offset))
+            take_snapshot(state, sync=False)
+        self._recovered_base = segment.base_offset
+        cut_bytes = segment.recover(state, self._leader_epochs, before_cut=self._keep_tail)
+        take_snapshot(state, sync=False)
+        return cut_bytes
+
+    def _predecessor(self, segment: LogSegment) -> int | None:
+        """Return the base offset of the segment before another one."""
+        return max((base for base in self._segments if base < segment.base_offset), default=None)
+
+    def _keep_tail(self, segment: LogSegment, position: int) -> None:
+        """
+        Keep what a segment loses from ``position`` on, if it was on the device already.
+
+        What lies above the recovery point of an unclean end was never promised to be whole, and is
+        cut as in Kafka.
+        """
+        if position >= segment.size_bytes:
+            return
+        if not self._had_clean_shutdown:
+            next_offset = segment.base_offset
+            for header in segment.headers(0, position):
+                next_offset = header.next_offset
+            if next_offset >= self._recovery_point_checkpoint:
+                return
+        name = os.path.basename(segment.log_path)
+        self._quarantine.copy_tail(name, position, "bytes that were on the device are damaged")
+        self._quarantine.sync()
+
+    def _recover_log(self) -> tuple[int, int]:
+        """Recover what may not be on the device, and return log end and recovery point."""
+        if self._had_clean_shutdown:
+            self._check_tail()
+        else:
+            self._recover_from(self._recovery_point_checkpoint)
+        if self._segments:
+            next_offset = self._active.read_next_offset()
+            if next_offset < self._log_start_checkpoint:
+                self._set_all_aside(next_offset)
+        survived = bool(self._segments)
+        if not survived:
+            self._segments[self._log_start_checkpoint] = LogSegment(
+                self._directory,
+                self._log_start_checkpoint,
+                self._config,
+                files=self._files,
+                clock=self._clock,
+            )
+        next_offset = self._active.read_next_offset()
+        if self._had_clean_shutdown and survived:
+            recovery_point = next_offset
+        else:
+            recovery_point = min(self._recovery_point_checkpoint, next_offset)
+        self._active.resize_indexes()
+        return next_offset, recovery_point
+
+    @property
+    def _active(self) -> LogSegment:
+        return self._segments[max(self._segments)]
+
+    def _recover_from(self, recovery_point: int) -> None:
+        bases = list(self._segments)
+        first = max((base for base in bases if base <= recovery_point), default=0)
+        for base in bases:
+            if base < first or base not in self._segments:
+                continue
+            segment = self._segments[base]
+            logger.info("%s: recovering it", segment.log_path)
+            cut_bytes = self._recover_segment(segment)
+            if cut_bytes > 0:
+                behind = [other for other in bases if other > base]
+                logger.warning(
+                    "%s: cut %d bytes behind its last valid batch; %d later segments go",
+                    segment.log_path,
+                    cut_bytes,
+                    len(behind),
+                )
+                self._set_aside(behind, "they lie behind damage")
+                return
+
+    def _check_tail(self) -> None:
+        """Recover the active segment of a log that ended cleanly, if its tail does not parse."""
+        if not self._segments:
+            return
+        active = self._active
+        problem = self._tail_problem(active)
+        if problem is None:
+            return
+        logger.warning("%s: %s; recovering the segment", active.log_path, problem)
+        self._recover_segment(active)
+
+    def _tail_problem(self, active: LogSegment) -> str | None:
+        """
+        Return why the end of the active segment cannot be told from its last index entry on.
+
+        Cost: an index entry, and the headers of the batches after it.
+        """
+        problem = active.offset_index.tail_problem(active.size_bytes)
+        if problem is not None:
+            return f"offset index: {problem}"
+        start = 0
+        if active.offset_index.entry_count > 0:
+            entry = active.offset_index.entry(active.offset_index.entry_count - 1)
+            start = entry.position
+        end = start
+        try:
+            for header in active.headers(start):
+                if header.position == start > 0 and not (
+                    active.base_offset <= header.base_offset <= entry.offset
+                ):
+                    return f"no batch of offset {entry.offset} begins at {start}"
+                if (
+                    header.last_offset < header.base_offset
+                    or header.base_offset < active.base_offset
+                ):
+                    return f"the batch at {header.position} has impossible offsets"
+                end = header.end
+        except CorruptRecordError as error:
+            return str(error)
+        if end != active.size_bytes:
+            return f"it ends inside a batch, at {end} of {active.size_bytes} bytes"
+        return None
+
+    def _set_all_aside(self, next_offset: int) -> None:
+        logger.warning(
+            "%s: its log start %d is beyond its end %d: it continues empty from the log start",
+            self._directory,
+            self._log_start_checkpoint,
+            next_offset,
+        )
+        self._set_aside(list(self._segments), "the log start lies beyond the end")
+        self._leader_epochs.clear_and_flush()
+        self._producer_state.truncate_fully_and_start_at(self._log_start_checkpoint)
+
+    def _set_aside(self, bases: list[int], reason: str) -> None:
+        """Move segments and their snapshots into quarantine."""
+        names = set(self._names())
+        for base in bases:
+            self._segments.pop(base).close_handlers()
+        gone = [
+            name
+            for base in bases
+            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)
+            if (name := segment_file_name(base, suffix)) in names
+        ]
+        self._quarantine.move(gone, reason)
+        self._quarantine.sync()
+
+    # -- finish ------------------------------------------------------------------------------------
+
+    def _finish(self, next_offset: int, recovery_point: int) -> LoadedLog:
+        self._leader_epochs.truncate_from_end(next_offset)
+        first = min(self._segments)
+        log_start_offset = max(self._log_start_checkpoint, first)
+        self._leader_epochs.truncate_from_start(self._log_start_checkpoint)
+        assert self._producer_state.is_empty
+        self._producer_state.remove_stray_snapshots(list(self._segments))
+        rebuild_producer_state(
+            self._producer_state,
+            self._segments.values(),
+            log_start_offset,
+            next_offset,
+            self._clock.milliseconds(),
+            reload_from_clean_shutdown=self._had_clean_shutdown,
+        )
+        active = self._active
+        return LoadedLog(
+            list(self._segments.values()),
+            log_start_offset,
+            recovery_point,
+            LogOffsetMetadata(next_offset, active.base_offset, active.size_bytes),
+        )
+
+
+def _not_log(name: str) -> bool:
+    """Return whether a file is something else than a ``.log``, decorated or not."""
+    return not name.startswith(name.partition(".")[0] + LOG_SUFFIX)
+
+
+def _parsed_bytes(segment: LogSegment) -> int:
+    """Return where the entries of a segment end, as far as their lengths tell."""
+    end = 0
+    with contextlib.suppress(CorruptRecordError):
+        for header in segment.headers():
+            end = header.end
+    return end

@@ -1,0 +1,153 @@
+"""
+Producer state from what the log holds: at load and after a truncation.
+
+A snapshot says what was known at one offset; the batches after it say the rest. Only batches with a
+producer id are looked at, and their records only if they are control batches.
+
+Source: Kafka ``UnifiedLog.rebuildProducerState``; spec 5.9, "Rebuild".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from logstore._native import SCAN_STOP_END, SCAN_STOP_TORN, scan_batches
+from logstore.errors import CorruptRecordError, DiskFullError
+from logstore.record import RecordBatch
+from logstore.validator import AppendOrigin
+
+if TYPE_CHECKING:
+    from logstore.producer_state import ProducerStateManager
+    from logstore.segment import LogSegment
+
+logger = logging.getLogger(__name__)
+
+STEP_BYTES: Final = 1 << 20
+NO_PRODUCER_ID: Final = -1
+
+
+def rebuild_producer_state(
+    producer_state: ProducerStateManager,
+    segments: Iterable[LogSegment],
+    log_start_offset: int,
+    last_offset: int,
+    now_ms: int,
+    *,
+    reload_from_clean_shutdown: bool,
+) -> None:
+    """
+    Bring producer state to ``last_offset`` and leave a snapshot there.
+
+    Begins at the newest snapshot that can be read. Snapshots are also left at the base offsets of
+    the last two segments, so that a truncation finds one.
+
+    Kafka takes a log that ended cleanly and has no snapshot at all for one from before producer
+    state existed, and scans nothing: an open transaction is forgotten, its records become visible.
+    Here that log is read too; afterwards the same snapshots exist.
+
+    ``segments`` are all segments, ascending. Afterwards the state is that of all batches below
+    ``last_offset``.
+    """
+    segments = list(segments)
+    wanted = {segment.base_offset for segment in segments[-2:]} | {last_offset}
+    if reload_from_clean_shutdown and producer_state.latest_snapshot_offset is None:
+        for segment in segments:
+            _read_segment(producer_state, segment, wanted, 0, last_offset)
+        for offset in sorted(wanted):
+            if offset >= producer_state.map_end_offset:
+                producer_state.update_map_end_offset(offset)
+                take_snapshot(producer_state)
+        return
+
+    was_empty_before = producer_state.is_empty and producer_state.map_end_offset >= last_offset
+    producer_state.truncate_and_reload(log_start_offset, last_offset, now_ms)
+    if last_offset > producer_state.map_end_offset and not was_empty_before:
+        map_end = producer_state.map_end_offset
+        following = [*[segment.base_offset for segment in segments[1:]], None]
+        for segment, next_base in zip(segments, following, strict=True):
+            if (next_base is None or next_base > map_end) and segment.base_offset < last_offset:
+                _read_segment(producer_state, segment, wanted, log_start_offset, last_offset)
+    producer_state.update_map_end_offset(last_offset)
+    take_snapshot(producer_state)
+
+
+def take_snapshot(producer_state: ProducerStateManager, *, sync: bool = True) -> None:
+    """Leave a snapshot; on a full disk none, and the next load reads more of the log."""
+    try:
+        producer_state.take_snapshot(sync=sync)
+    except DiskFullError as error:
+        logger.warning("no producer snapshot was written: %s", error)
+
+
+def _read_segment(
+    producer_state: ProducerStateManager,
+    segment: LogSegment,
+    wanted: set[int],
+    log_start_offset: int,
+    last_offset: int,
+) -> None:
+    """Apply a segment's batches below ``last_offset`` that the state does not hold yet."""
+    start_offset = max(segment.base_offset, producer_state.map_end_offset, log_start_offset)
+    producer_state.update_map_end_offset(start_offset)
+    if segment.base_offset in wanted:
+        take_snapshot(producer_state)
+    for batch in producer_batches(segment, start_offset, last_offset):
+        append_info = producer_state.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
+        completed = append_info.append(batch)
+        producer_state.update(append_info)
+        if completed is not None:
+            producer_state.complete_txn(completed)
+
+
+def producer_batches(
+    segment: LogSegment, start_offset: int, end_offset: int
+) -> Iterator[RecordBatch]:
+    """
+    Yield the batches of producers in a segment, from the one that holds ``start_offset`` on.
+
+    Ends before the first batch that holds ``end_offset`` or lies above it, and at damage.
+    """
+    found = segment.translate_offset(start_offset)
+    if found is None:
+        return
+    position, end = found.position, segment.size_bytes
+    step_bytes = STEP_BYTES
+    while position < end:
+        data = segment.read_at(position, min(step_bytes, end - position))
+        scan = scan_batches(data, crc=False)
+        batches = scan.batches
+        beyond = np.flatnonzero(batches["last_offset"] >= end_offset)
+        if len(beyond):
+            batches = batches[: beyond[0]]
+        for at in np.flatnonzero(batches["producer_id"] != NO_PRODUCER_ID).tolist():
+            yield RecordBatch(data, int(batches["position"][at]))
+        if len(beyond):
+            return
+        consumed, step_bytes = scan.valid_bytes, STEP_BYTES
+        if scan.stop not in (SCAN_STOP_END, SCAN_STOP_TORN):
+            consumed += _foreign_bytes(segment, position + consumed)  # Magic 0, 1, or a future one.
+        elif consumed == 0:
+            step_bytes = _entry_bytes(data)
+            if step_bytes > end - position:
+                return
+        if consumed == 0 and step_bytes <= len(data):
+            return
+        position += consumed
+
+
+def _foreign_bytes(segment: LogSegment, position: int) -> int:
+    """Return the size of an entry that is not a v2 batch, 0 if it is none."""
+    try:
+        for header in segment.headers(position):
+            return header.size_bytes
+    except CorruptRecordError:
+        pass
+    return 0
+
+
+def _entry_bytes(data: bytes) -> int:
+    return 12 + int.from_bytes(data[8:12], "big", signed=True) if len(data) >= 12 else 1 << 62
