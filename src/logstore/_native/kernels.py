@@ -65,7 +65,7 @@ def _has_layout_of(dtype: np.dtype[Any], struct: str) -> bool:
 assert _has_layout_of(BATCH_DTYPE, "struct ls_batch")
 assert _has_layout_of(CHECK_DTYPE, "struct ls_record_check")
 
-CRC_VARIANTS = ("table", "sse42", "sse42_3way", "vpclmul", "armv8")
+CRC_VARIANTS = ("table", "sse42", "sse42_3way", "vpclmul", "fused", "armv8")
 assert len(CRC_VARIANTS) == lib.LS_CRC_VARIANT_COUNT
 
 SCAN_STOP_END: int = lib.LS_STOP_END

@@ -243,7 +243,7 @@ struct ls_encoded {
 };
 
 /* ---- kernels: CRC-32C (ls_crc32c.c) ----------------------------------------------------------- */
-enum ls_crc_variant { LS_CRC_TABLE, LS_CRC_SSE42, LS_CRC_SSE42_3WAY, LS_CRC_VPCLMUL, LS_CRC_ARMV8, LS_CRC_VARIANT_COUNT };
+enum ls_crc_variant { LS_CRC_TABLE, LS_CRC_SSE42, LS_CRC_SSE42_3WAY, LS_CRC_VPCLMUL, LS_CRC_FUSED, LS_CRC_ARMV8, LS_CRC_VARIANT_COUNT };
 
 /* CRC-32C of `size` bytes; `crc` is 0 to start, or the result for the bytes before. */
 uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size);

@@ -31,7 +31,7 @@ uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size) {
 #if LS_X86
     if (LS_LIKELY(ls_has_sse42())) {
         if (size < SERIAL_BYTES_MAX) return ls_crc32c_sse42(crc, at, size);
-        if (ls_has_vpclmul()) return ls_crc32c_vpclmul(crc, at, size);
+        if (ls_has_vpclmul()) return ls_crc32c_fused(crc, at, size);
         if (ls_has_pclmul()) return ls_crc32c_sse42_3way(crc, at, size);
         return ls_crc32c_sse42(crc, at, size);
     }
@@ -54,6 +54,8 @@ int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t s
         return ls_has_pclmul() ? (int64_t)ls_crc32c_sse42_3way(crc, at, size) : -1;
     case LS_CRC_VPCLMUL:
         return ls_has_vpclmul() ? (int64_t)ls_crc32c_vpclmul(crc, at, size) : -1;
+    case LS_CRC_FUSED:
+        return ls_has_vpclmul() ? (int64_t)ls_crc32c_fused(crc, at, size) : -1;
 #elif LS_ARM64
     case LS_CRC_ARMV8:
         return ls_has_armv8_crc() ? (int64_t)ls_crc32c_armv8(crc, at, size) : -1;

@@ -17,6 +17,7 @@ LS_INLINE bool ls_has_vpclmul(void) {
 uint32_t ls_crc32c_sse42(uint32_t crc, const uint8_t *bytes, int64_t size);
 uint32_t ls_crc32c_sse42_3way(uint32_t crc, const uint8_t *bytes, int64_t size);
 uint32_t ls_crc32c_vpclmul(uint32_t crc, const uint8_t *bytes, int64_t size);
+uint32_t ls_crc32c_fused(uint32_t crc, const uint8_t *bytes, int64_t size);
 #endif
 
 #if LS_ARM64
