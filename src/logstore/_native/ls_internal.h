@@ -148,6 +148,33 @@ LS_INLINE const uint8_t *ls_get_varint(const uint8_t *at, const uint8_t *end, ui
     return NULL;
 }
 
+/* ls_get_varint where 5 bytes are known to be readable. */
+LS_INLINE const uint8_t *ls_get_varint_inside(const uint8_t *at, uint32_t *bits) {
+    uint32_t value = at[0];
+    if (LS_LIKELY(value < 128)) {
+        *bits = value;
+        return at + 1;
+    }
+    uint32_t second = at[1];
+    value &= 127;
+    if (LS_LIKELY(second < 128)) {
+        *bits = value | second << 7;
+        return at + 2;
+    }
+    value |= (second & 127) << 7 | (uint32_t)(at[2] & 127) << 14;
+    if (LS_LIKELY(at[2] < 128)) {
+        *bits = value;
+        return at + 3;
+    }
+    value |= (uint32_t)(at[3] & 127) << 21;
+    if (at[3] < 128) {
+        *bits = value;
+        return at + 4;
+    }
+    *bits = value | (uint32_t)at[4] << 28;
+    return at[4] < 128 ? at + 5 : NULL;
+}
+
 /* The same for at most 10 bytes and 64 bits. */
 LS_INLINE const uint8_t *ls_get_varlong(const uint8_t *at, const uint8_t *end, uint64_t *bits) {
     if (LS_UNLIKELY(at >= end)) return NULL;
