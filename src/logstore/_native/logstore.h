@@ -26,7 +26,8 @@ enum ls_error {
     LS_E_TOO_LARGE = -5009,      /* a record or batch exceeds a configured bound                  */
     LS_E_FORKED = -5010,         /* the handle belongs to another process                         */
     LS_E_LEGACY = -5011,         /* magic 0 or 1                                                  */
-    LS_E_CRASHED = -5012         /* a simulated io reached its crash point                        */
+    LS_E_CRASHED = -5012,        /* a simulated io reached its crash point                        */
+    LS_E_REFUSED = -5013         /* a record breaks a rule: struct ls_appended says which         */
 };
 
 /* Why a scan stopped. */
@@ -414,6 +415,133 @@ int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, 
  * LS_E_CORRUPT. Reads lengths and deltas only. *found_delta gets its offset delta.
  */
 int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta, int32_t *found_delta);
+
+/* ---- writer (ls_writer*.c): the writing end of the active segment ------------------------------- */
+/*
+ * It owns the staging buffer, one lock and the published log end offset. The descriptors are the
+ * caller's, leased for as long as a segment is attached.
+ *
+ * Threads: any thread may call anything. What has a parameter may_wait returns LS_E_SLOW instead of
+ * waiting for a lock if that is false: the only way to call it with the GIL held. Bulk appends
+ * exclude each other; an exclusive section keeps away single appends (ls_py_log.c), which never wait.
+ * Durability: written, not flushed; flushing is the caller's, on its own lease, without the lock.
+ * Failure: an append that fails leaves state and file as before. If the file cannot be cut back
+ * at once, that happens before the next append.
+ * A child made by fork gets LS_E_FORKED from everything that writes.
+ */
+typedef struct ls_writer ls_writer;
+
+/* A segment to attach, and the state of the attached one. */
+struct ls_segment {
+    int64_t base_offset;
+    int64_t next_offset;                  /* log end offset */
+    int64_t size_bytes;
+    int64_t offset_entry_count;
+    int64_t offset_entries_max;
+    int64_t time_entry_count;
+    int64_t time_entries_max;
+    int64_t last_time_entry_timestamp;    /* -1 when empty */
+    int64_t last_time_entry_offset;
+    int64_t bytes_since_last_index_entry;
+    int64_t max_timestamp;                /* -1 none */
+    int64_t offset_of_max_timestamp;
+    int64_t rolling_based_timestamp;      /* max timestamp of the first batch; INT64_MIN before it */
+    int64_t created_ms;
+    int64_t segment_ms;                   /* without the jitter */
+    int32_t log_fd;
+    int32_t index_fd;
+    int32_t timeindex_fd;
+    int32_t reserved;
+};
+
+enum ls_writer_flag {
+    LS_WRITER_LOG_APPEND_TIME = 1, /* message.timestamp.type                                */
+    LS_WRITER_KEY_REQUIRED = 2,    /* the topic is compacted                                */
+    LS_WRITER_FAST = 4             /* single appends may bypass Python                      */
+};
+
+struct ls_writer_config {
+    int64_t segment_bytes;
+    int64_t max_message_bytes;
+    int64_t preallocate_bytes;       /* most to allocate ahead; 0: never */
+    int64_t timestamp_before_max_ms;
+    int64_t timestamp_after_max_ms;
+    int32_t leader_epoch;
+    int32_t index_interval_bytes;
+    int32_t batch_bytes;             /* target size of the batches made here */
+    int32_t flags;                   /* enum ls_writer_flag */
+};
+
+enum ls_problem {
+    LS_PROBLEM_NONE,
+    LS_PROBLEM_RECORD_TOO_LARGE,   /* its batch would exceed max.message.bytes               */
+    LS_PROBLEM_BATCH_TOO_LARGE,    /* ... or segment.bytes                                   */
+    LS_PROBLEM_KEY_MISSING,
+    LS_PROBLEM_TIMESTAMP_BOUNDS,   /* outside message.timestamp.before/after.max.ms          */
+    LS_PROBLEM_TIMESTAMP_NEGATIVE, /* below 0 and not -1                                     */
+    LS_PROBLEM_TIMESTAMP_UNIT,     /* can only be seconds, or micro- or nanoseconds          */
+    LS_PROBLEM_COLUMN              /* offsets of a column descend or exceed it               */
+};
+
+/* What an append did. */
+struct ls_appended {
+    int64_t first_offset;
+    int64_t record_count;     /* fewer than asked for: the segment must roll; 0: before the first */
+    int64_t position;         /* of the first byte */
+    int64_t size_bytes;
+    int64_t max_timestamp;    /* of this append, -1 none */
+    int64_t offset_of_max_timestamp; /* last offset of its batch */
+    int64_t problem_index;    /* the record that was refused */
+    int32_t problem;          /* enum ls_problem */
+    int32_t reserved;
+};
+
+enum ls_append_flag {
+    LS_APPEND_ALL_OR_NOTHING = 1, /* write nothing if a roll would cut the append in two    */
+    LS_APPEND_CHECK_UNITS = 2     /* refuse timestamps that can only be of another unit     */
+};
+
+/* clock: address of an int64 of milliseconds, 0 for the real time. NULL: no memory. */
+ls_writer *ls_writer_new(ls_io *io, uintptr_t clock);
+/* No thread may use it any more. NULL is allowed. */
+void ls_writer_free(ls_writer *writer);
+
+int64_t ls_writer_configure(ls_writer *writer, const struct ls_writer_config *config);
+/* Replaces the attached segment, if any, and publishes its next offset. */
+int64_t ls_writer_attach(ls_writer *writer, const struct ls_segment *segment);
+/* Gives back what was allocated ahead; the writer holds no descriptor afterwards. LS_E_CLOSED: none attached. */
+int64_t ls_writer_detach(ls_writer *writer, struct ls_segment *state);
+int64_t ls_writer_state(ls_writer *writer, struct ls_segment *state, bool may_wait);
+/* Give back what was allocated ahead, and the staging buffer: for a log that is idle. */
+int64_t ls_writer_trim(ls_writer *writer);
+/* +1 enters an exclusive section, -1 leaves it. */
+int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait);
+
+/*
+ * Address of four int64 that change with release stores and may be read with ls_load at any time:
+ * log end offset, size of the segment, entries of the offset index, entries of the time index.
+ */
+uintptr_t ls_writer_published(ls_writer *writer);
+int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset);
+/* The int64 at `address`, with acquire ordering. */
+int64_t ls_load(uintptr_t address);
+
+/*
+ * Append `size` bytes of whole batches that are ready: offsets, epoch and CRC are final. `batches`
+ * are their `count` headers as a scan of these bytes from position 0 gives them. publish false leaves
+ * the log end offset to ls_writer_publish. Returns the position, LS_E_ROLL if an offset or the
+ * size does not fit the segment, LS_E_CORRUPT if headers and bytes do not belong together.
+ */
+int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t bytes, int64_t size, uintptr_t batches,
+                                 int64_t count, bool publish, bool may_wait);
+/*
+ * Encode and append records [first, first + count) as leader, in batches of batch_bytes. now: of the
+ * checks, and of log append time; -1: ask the clock. Stops before a batch that needs a roll.
+ * The log end offset is published once, at the end. Returns record_count, or LS_E_REFUSED.
+ */
+int64_t ls_writer_append_columns(ls_writer *writer, const struct ls_columns *columns, int64_t first,
+                                 int64_t count, int64_t now, int32_t flags, bool may_wait,
+                                 struct ls_appended *appended);
 
 /* ---- Python objects (ls_py_*.c) ----------------------------------------------------------------- */
 /* Why a block of records ended. From LS_BLOCK_LEGACY on, Python handles the batch at next_position. */

@@ -18,6 +18,7 @@
 struct ls_py_state {
     PyTypeObject *record_type;
     PyTypeObject *iterator_type;
+    PyTypeObject *log_type;
     PyObject *empty_tuple;
     PyObject *epoch;     /* 1970-01-01, UTC-aware */
     PyObject *timedelta; /* the class */
@@ -35,12 +36,37 @@ struct ls_py_record {
     int8_t timestamp_type;
 };
 
+/* Bytes that grow; start from zeros, free with PyMem_Free. */
+struct ls_py_bytes {
+    uint8_t *bytes;
+    int64_t size;
+    Py_ssize_t room;
+};
+
+/* Integers to int64; -1 with an error set. */
+int ls_py_int64s(PyObject *const *args, Py_ssize_t count, int64_t *values);
+/* Make room for `needed` elements; -1 with MemoryError. */
+int ls_py_grow(void **memory, Py_ssize_t *room, Py_ssize_t needed, size_t element);
+/* Add one record's headers (a sequence of pairs, or a dict): nothing if there are none. */
+int ls_py_put_headers(struct ls_py_bytes *out, PyObject *headers);
+/* (result, *appended) for Python. */
+PyObject *ls_py_appended(int64_t result, const struct ls_appended *appended);
+
 /* One entry of the module's method table each; `self` is the module. */
 PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_load(PyObject *self, PyObject *address);
+PyObject *ls_py_writer_publish(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_writer_state(PyObject *self, PyObject *address);
+PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_append_columns(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_append_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_find_offset_entry(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* Make a type and add it to the module; NULL with an error set. */
 PyTypeObject *ls_py_add_record_type(PyObject *module);
 PyTypeObject *ls_py_add_iterator_type(PyObject *module);
+PyTypeObject *ls_py_add_log_type(PyObject *module);
 
 #endif

@@ -160,15 +160,6 @@ static PyObject *block_close(struct block *block, bool failed) {
     return list;
 }
 
-/* args[first, first + count) as int64; -1 with an error set. */
-static int int64_arguments(PyObject *const *args, Py_ssize_t count, int64_t *values) {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        values[i] = PyLong_AsLongLong(args[i]);
-        if (values[i] == -1 && PyErr_Occurred()) return -1;
-    }
-    return 0;
-}
-
 /*
  * fill_records(section, base_offset, base_timestamp, log_append_time, timestamp_type, leader_epoch,
  *              last_offset_delta, record_count, start_offset, stop_offset, limit, values_only)
@@ -177,7 +168,7 @@ static int int64_arguments(PyObject *const *args, Py_ssize_t count, int64_t *val
 PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     int64_t numbers[11];
     if (count != 12) return PyErr_Format(PyExc_TypeError, "fill_records takes 12 arguments");
-    if (int64_arguments(args + 1, 11, numbers) < 0) return NULL;
+    if (ls_py_int64s(args + 1, 11, numbers) < 0) return NULL;
     struct block block = {
         .start_offset = numbers[7], .stop_offset = numbers[8], .values_only = numbers[10] != 0};
     Py_buffer view;
@@ -310,7 +301,7 @@ static int walk_batches(struct walk *walk, struct block *block) {
 PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     int64_t numbers[10];
     if (count != 11) return PyErr_Format(PyExc_TypeError, "read_block takes 11 arguments");
-    if (int64_arguments(args + 1, 10, numbers) < 0) return NULL;
+    if (ls_py_int64s(args + 1, 10, numbers) < 0) return NULL;
     Py_buffer view;
     if (PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0) return NULL;
     const int64_t position = numbers[0], end = numbers[1], max_records = numbers[4],

@@ -8,6 +8,7 @@ static int state_traverse(PyObject *module, visitproc visit, void *arg) {
     struct ls_py_state *state = PyModule_GetState(module);
     Py_VISIT(state->record_type);
     Py_VISIT(state->iterator_type);
+    Py_VISIT(state->log_type);
     Py_VISIT(state->empty_tuple);
     Py_VISIT(state->epoch);
     Py_VISIT(state->timedelta);
@@ -18,6 +19,7 @@ static int state_clear(PyObject *module) {
     struct ls_py_state *state = PyModule_GetState(module);
     Py_CLEAR(state->record_type);
     Py_CLEAR(state->iterator_type);
+    Py_CLEAR(state->log_type);
     Py_CLEAR(state->empty_tuple);
     Py_CLEAR(state->epoch);
     Py_CLEAR(state->timedelta);
@@ -50,8 +52,9 @@ static int state_fill(PyObject *module) {
     state->empty_tuple = PyTuple_New(0);
     state->record_type = ls_py_add_record_type(module);
     state->iterator_type = ls_py_add_iterator_type(module);
+    state->log_type = ls_py_add_log_type(module);
     bool complete = state->epoch && state->timedelta && state->empty_tuple && state->record_type &&
-                    state->iterator_type;
+                    state->iterator_type && state->log_type;
     return complete ? 0 : -1;
 }
 
@@ -59,6 +62,14 @@ static int state_fill(PyObject *module) {
 static PyMethodDef functions[] = {
     {"fill_records", FASTCALL(ls_py_fill_records), METH_FASTCALL, NULL},
     {"read_block", FASTCALL(ls_py_read_block), METH_FASTCALL, NULL},
+    {"load", ls_py_load, METH_O, NULL},
+    {"writer_publish", FASTCALL(ls_py_writer_publish), METH_FASTCALL, NULL},
+    {"writer_exclusive", FASTCALL(ls_py_writer_exclusive), METH_FASTCALL, NULL},
+    {"writer_state", ls_py_writer_state, METH_O, NULL},
+    {"append_encoded", FASTCALL(ls_py_append_encoded), METH_FASTCALL, NULL},
+    {"append_columns", FASTCALL(ls_py_append_columns), METH_FASTCALL, NULL},
+    {"append_list", FASTCALL(ls_py_append_list), METH_FASTCALL, NULL},
+    {"find_offset_entry", FASTCALL(ls_py_find_offset_entry), METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,199 @@
+/*
+ * ls_py_log.c: NativeLog, the base type of Log: append of one record without a line of Python, with
+ * the GIL kept. What is not plain goes to the subclass's _append_general with the same arguments.
+ */
+#include "ls_py.h"
+#include "ls_writer.h"
+
+struct log {
+    PyObject ob_base;
+    PyObject *writer_object; /* keeps the writer alive */
+    ls_writer *writer;       /* NULL: every append is general */
+    PyObject *name_key, *name_headers, *name_timestamp, *name_sync;
+};
+
+static int log_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((struct log *)self)->writer_object);
+    return 0;
+}
+
+static int log_clear(PyObject *self) {
+    struct log *log = (struct log *)self;
+    log->writer = NULL;
+    Py_CLEAR(log->writer_object);
+    return 0;
+}
+
+static void log_dealloc(PyObject *self) {
+    struct log *log = (struct log *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    (void)log_clear(self);
+    Py_XDECREF(log->name_key);
+    Py_XDECREF(log->name_headers);
+    Py_XDECREF(log->name_timestamp);
+    Py_XDECREF(log->name_sync);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyObject *log_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    (void)args;
+    (void)keywords;
+    struct log *log = (struct log *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    if (log == NULL) return NULL;
+    log->name_key = PyUnicode_InternFromString("key");
+    log->name_headers = PyUnicode_InternFromString("headers");
+    log->name_timestamp = PyUnicode_InternFromString("timestamp");
+    log->name_sync = PyUnicode_InternFromString("sync");
+    if (!log->name_key || !log->name_headers || !log->name_timestamp || !log->name_sync) {
+        Py_CLEAR(log);
+    }
+    return (PyObject *)log;
+}
+
+static PyObject *log_bind_writer(PyObject *self, PyObject *writer) {
+    struct log *log = (struct log *)self;
+    ls_writer *address = NULL;
+    if (writer != Py_None) {
+        PyObject *number = PyObject_GetAttrString(writer, "address");
+        if (number == NULL) return NULL;
+        address = PyLong_AsVoidPtr(number);
+        Py_DECREF(number);
+        if (address == NULL && PyErr_Occurred()) return NULL;
+    }
+    PyObject *old = log->writer_object;
+    log->writer_object = writer == Py_None ? NULL : Py_NewRef(writer);
+    log->writer = address;
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+/* Plain bytes, or None; false: for the general path. */
+static inline bool take_item(PyObject *object, struct ls_item *item) {
+    if (LS_LIKELY(PyBytes_CheckExact(object))) {
+        item->bytes = (const uint8_t *)PyBytes_AsString(object);
+        item->size = PyBytes_Size(object);
+        return true;
+    }
+    *item = (struct ls_item){NULL, -1};
+    return object == Py_None;
+}
+
+/* An int that is a time; false: for the general path, which judges it. */
+static bool take_timestamp(PyObject *object, int64_t *timestamp) {
+    if (object == Py_None) return true;
+    if (!PyLong_CheckExact(object)) return false;
+    int overflow;
+    *timestamp = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow == 0 && *timestamp >= 0;
+}
+
+static bool take_keywords(const struct log *log, PyObject *const *values, PyObject *names,
+                          struct ls_item *key, int64_t *timestamp) {
+    Py_ssize_t count = PyTuple_Size(names);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        /* Names at a call site are interned; others take the general path. */
+        PyObject *name = PyTuple_GetItem(names, i);
+        if (name == log->name_key) {
+            if (!take_item(values[i], key)) return false;
+        } else if (name == log->name_timestamp) {
+            if (!take_timestamp(values[i], timestamp)) return false;
+        } else if (name == log->name_headers) {
+            if (!PyTuple_CheckExact(values[i]) || PyTuple_Size(values[i]) != 0) return false;
+        } else if (name != log->name_sync || values[i] != Py_False) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *append_general(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                                PyObject *names) {
+    PyObject *method = PyObject_GetAttrString(self, "_append_general");
+    PyObject *positional = method ? PyTuple_New(count) : NULL;
+    PyObject *keywords = positional ? PyDict_New() : NULL;
+    PyObject *result = NULL;
+    if (keywords != NULL) {
+        int failed = 0;
+        for (Py_ssize_t i = 0; i < count; i++)
+            PyTuple_SetItem(positional, i, Py_NewRef(args[i]));
+        Py_ssize_t name_count = names == NULL ? 0 : PyTuple_Size(names);
+        for (Py_ssize_t i = 0; i < name_count && !failed; i++) {
+            failed = PyDict_SetItem(keywords, PyTuple_GetItem(names, i), args[count + i]) < 0;
+        }
+        if (!failed) result = PyObject_Call(method, positional, keywords);
+    }
+    Py_XDECREF(keywords);
+    Py_XDECREF(positional);
+    Py_XDECREF(method);
+    return result;
+}
+
+/* The offset, or an error: nothing was done then. */
+static int64_t append_fast(const struct log *log, PyObject *const *args, Py_ssize_t count,
+                           PyObject *names) {
+    struct ls_item value, key = {NULL, -1};
+    int64_t timestamp = -1;
+    if (log->writer == NULL || count != 1 || !take_item(args[0], &value)) return LS_E_SLOW;
+    if (names != NULL && !take_keywords(log, args + 1, names, &key, &timestamp)) return LS_E_SLOW;
+    return ls_writer_append_one(log->writer, key, value, timestamp);
+}
+
+static PyObject *log_append(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names) {
+    int64_t offset;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(self);
+#endif
+    offset = append_fast((struct log *)self, args, count, names);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    if (LS_LIKELY(offset >= 0)) return PyLong_FromLongLong(offset);
+    /* Errors too: the general path tries again, and tells what is wrong. */
+    return append_general(self, args, count, names);
+}
+
+static const char append_doc[] =
+    "append($self, value, *, key=None, headers=(), timestamp=None, sync=False)\n--\n\n"
+    "Append one record and return its offset.\n\n"
+    "On return the record is written: it survives a crash of the process. With ``sync`` it is\n"
+    "flushed, too, and survives a loss of power.\n\n"
+    "Args:\n"
+    "    value: Bytes or another buffer; None is a tombstone.\n"
+    "    key: Bytes or another buffer, or None.\n"
+    "    headers: Pairs of a str and bytes or None, or a mapping.\n"
+    "    timestamp: Milliseconds since the epoch or an aware datetime; None is now.\n"
+    "    sync: Return only when the record is on the device.";
+
+static PyMethodDef log_methods[] = {
+    {"append", (PyCFunction)(void (*)(void))log_append, METH_FASTCALL | METH_KEYWORDS, append_doc},
+    {"_bind_writer", log_bind_writer, METH_O,
+     "Let append use this Writer directly; None: always _append_general."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot log_slots[] = {
+    {Py_tp_doc, (void *)(uintptr_t)"Base of Log: its append in C."},
+    {Py_tp_new, log_new},
+    {Py_tp_dealloc, log_dealloc},
+    {Py_tp_traverse, log_traverse},
+    {Py_tp_clear, log_clear},
+    {Py_tp_methods, log_methods},
+    {0, NULL},
+};
+
+static PyType_Spec log_spec = {
+    .name = "logstore._native.writer.NativeLog",
+    .basicsize = sizeof(struct log),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = log_slots,
+};
+
+PyTypeObject *ls_py_add_log_type(PyObject *module) {
+    PyObject *type = PyType_FromModuleAndSpec(module, &log_spec, NULL);
+    if (type != NULL && PyModule_AddObjectRef(module, "NativeLog", type) < 0) Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}

@@ -1,0 +1,153 @@
+/*
+ * ls_py_writer.c: the writer's calls as functions that keep the GIL while they are short. Dropping
+ * and taking it costs nothing by itself, but beside a busy Python thread each drop can cost the
+ * switch interval, 5 ms (PERFORMANCE.md, finding 6).
+ *
+ * The rule (DESIGN.md D2): with the GIL, only try the lock; if it is taken, drop the GIL and wait.
+ */
+#include "ls_internal.h"
+#include "ls_py.h"
+
+enum { BYTES_WITHOUT_GIL = 65536 }; /* from here on the work is worth dropping the GIL */
+
+/* Evaluate `call`, which uses `may_wait`, with the GIL if it is short and need not wait. */
+#define SHORT_OR_WITHOUT_GIL(result, is_short, call) \
+    do {                                             \
+        bool may_wait = false;                       \
+        (result) = (is_short) ? (call) : LS_E_SLOW;  \
+        if ((result) == LS_E_SLOW) {                 \
+            may_wait = true;                         \
+            Py_BEGIN_ALLOW_THREADS(result) = (call); \
+            Py_END_ALLOW_THREADS                     \
+        }                                            \
+    } while (0)
+
+int ls_py_int64s(PyObject *const *args, Py_ssize_t count, int64_t *values) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        values[i] = PyLong_AsLongLong(args[i]);
+        if (values[i] == -1 && PyErr_Occurred()) return -1;
+    }
+    return 0;
+}
+
+/* The arguments of a function that takes `wanted` integers; -1 with an error set. */
+static int arguments(const char *name, PyObject *const *args, Py_ssize_t count, Py_ssize_t wanted,
+                     int64_t *values) {
+    if (count != wanted) {
+        PyErr_Format(PyExc_TypeError, "%s takes %zd arguments, not %zd", name, wanted, count);
+        return -1;
+    }
+    return ls_py_int64s(args, count, values);
+}
+
+static ls_writer *writer_at(int64_t address) {
+    return (ls_writer *)(uintptr_t)address;
+}
+
+PyObject *ls_py_load(PyObject *self, PyObject *address) {
+    (void)self;
+    int64_t number;
+    if (ls_py_int64s(&address, 1, &number) < 0) return NULL;
+    return PyLong_FromLongLong(ls_load((uintptr_t)number));
+}
+
+PyObject *ls_py_writer_publish(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t numbers[2];
+    if (arguments("writer_publish", args, count, 2, numbers) < 0) return NULL;
+    return PyLong_FromLongLong(ls_writer_publish(writer_at(numbers[0]), numbers[1]));
+}
+
+PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t numbers[2], result;
+    if (arguments("writer_exclusive", args, count, 2, numbers) < 0) return NULL;
+    ls_writer *writer = writer_at(numbers[0]);
+    SHORT_OR_WITHOUT_GIL(result, true, ls_writer_exclusive(writer, (int32_t)numbers[1], may_wait));
+    return PyLong_FromLongLong(result);
+}
+
+PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {
+    (void)self;
+    int64_t number, result;
+    if (ls_py_int64s(&address, 1, &number) < 0) return NULL;
+    ls_writer *writer = writer_at(number);
+    struct ls_segment state;
+    SHORT_OR_WITHOUT_GIL(result, true, ls_writer_state(writer, &state, may_wait));
+    if (result < 0) return PyLong_FromLongLong(result);
+    return Py_BuildValue(
+        "LLLLLLLLLL", (long long)state.next_offset, (long long)state.size_bytes,
+        (long long)state.offset_entry_count, (long long)state.time_entry_count,
+        (long long)state.last_time_entry_timestamp, (long long)state.last_time_entry_offset,
+        (long long)state.bytes_since_last_index_entry, (long long)state.max_timestamp,
+        (long long)state.offset_of_max_timestamp, (long long)state.rolling_based_timestamp);
+}
+
+/* append_encoded(writer, data, batches, publish) -> position or error */
+PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t address, publish, result;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "append_encoded takes 4 arguments");
+    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 3, 1, &publish) < 0) return NULL;
+    Py_buffer data, batches;
+    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE) < 0) return NULL;
+    if (PyObject_GetBuffer(args[2], &batches, PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&data);
+        return NULL;
+    }
+    ls_writer *writer = writer_at(address);
+    int64_t batch_count = batches.len / (Py_ssize_t)sizeof(struct ls_batch);
+    SHORT_OR_WITHOUT_GIL(
+        result, data.len < BYTES_WITHOUT_GIL,
+        ls_writer_append_encoded(writer, (uintptr_t)data.buf, data.len, (uintptr_t)batches.buf,
+                                 batch_count, publish != 0, may_wait));
+    PyBuffer_Release(&batches);
+    PyBuffer_Release(&data);
+    return PyLong_FromLongLong(result);
+}
+
+PyObject *ls_py_appended(int64_t result, const struct ls_appended *appended) {
+    return Py_BuildValue("LLLLLLLiL", (long long)result, (long long)appended->first_offset,
+                         (long long)appended->record_count, (long long)appended->position,
+                         (long long)appended->size_bytes, (long long)appended->max_timestamp,
+                         (long long)appended->offset_of_max_timestamp, (int)appended->problem,
+                         (long long)appended->problem_index);
+}
+
+/* append_columns(writer, columns, first, count, now, flags) -> (result, *appended) */
+PyObject *ls_py_append_columns(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t numbers[6], result;
+    if (arguments("append_columns", args, count, 6, numbers) < 0) return NULL;
+    ls_writer *writer = writer_at(numbers[0]);
+    const struct ls_columns *columns = (const struct ls_columns *)(uintptr_t)numbers[1];
+    int64_t first = numbers[2], record_count = numbers[3], now = numbers[4];
+    int32_t flags = (int32_t)numbers[5];
+    if (first < 0 || record_count < 0 || record_count > columns->count - first) {
+        return PyErr_Format(PyExc_ValueError, "records outside of the columns");
+    }
+    int64_t bound = ls_record_bound(columns, first, record_count);
+    struct ls_appended appended;
+    SHORT_OR_WITHOUT_GIL(result, bound < BYTES_WITHOUT_GIL,
+                         ls_writer_append_columns(writer, columns, first, record_count, now, flags,
+                                                  may_wait, &appended));
+    return ls_py_appended(result, &appended);
+}
+
+/*
+ * find_offset_entry(address, count, relative_offset) -> relative offset << 32 | position of the last
+ * entry at or below, or -1. 60 ns where a cffi call with its search takes 250.
+ */
+PyObject *ls_py_find_offset_entry(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t numbers[3];
+    if (arguments("find_offset_entry", args, count, 3, numbers) < 0) return NULL;
+    uintptr_t entries = (uintptr_t)numbers[0];
+    if (numbers[1] < 0 || numbers[2] < 0 || (numbers[1] > 0 && entries == 0)) {
+        return PyErr_Format(PyExc_ValueError, "negative count or offset, or no entries");
+    }
+    uint32_t target = numbers[2] > UINT32_MAX ? UINT32_MAX : (uint32_t)numbers[2];
+    int64_t slot = ls_offset_index_lookup(entries, numbers[1], target);
+    if (slot < 0) return PyLong_FromLong(-1);
+    return PyLong_FromUnsignedLongLong(ls_load_be64((const uint8_t *)entries + 8 * slot));
+}

@@ -1,0 +1,190 @@
+/*
+ * ls_writer.h: the writer's insides. Only ls_writer*.c include this; all others call ls_writer_*.
+ *
+ * An append works on a copy of the segment's state (`pending`) and commits it when every byte and
+ * index entry is written; until then nothing of it can be seen. Bulk appends stage batches and
+ * write them in pieces that end on 1 MiB boundaries of the file: half the time of unaligned 64 KiB
+ * writes (PERFORMANCE.md, section A).
+ */
+#ifndef LS_WRITER_H
+#define LS_WRITER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "ls_internal.h"
+
+enum {
+    LS_PAGE = 4096,
+    LS_PIECE = 1 << 20,   /* staged bytes are written in pieces of this size */
+    LS_ENTRIES_MAX = 4096 /* index entries kept until the bytes they point to are written */
+};
+
+/* What an append changes. */
+struct ls_progress {
+    int64_t size_bytes;
+    int64_t next_offset;
+    int64_t offset_entry_count;
+    int64_t time_entry_count;
+    int64_t rolling_based_timestamp; /* INT64_MIN before the first batch */
+    struct ls_index_state index;
+};
+
+/* The four that readers load without the lock, in the order that ls_writer_published states. */
+enum {
+    LS_PUBLISHED_END,
+    LS_PUBLISHED_SIZE,
+    LS_PUBLISHED_OFFSET_ENTRIES,
+    LS_PUBLISHED_TIME_ENTRIES,
+    LS_PUBLISHED_COUNT
+};
+
+struct ls_writer {
+    _Atomic int64_t published[LS_PUBLISHED_COUNT];
+    ls_io *io;
+    uintptr_t clock;
+    int64_t process_id;
+    const volatile uint8_t *kept; /* 1; a page that fork wipes, or NULL where it cannot */
+
+    pthread_mutex_t lock;
+    pthread_cond_t idle; /* signalled when `is_busy` becomes false */
+    bool is_busy;        /* a bulk append holds `pending`, perhaps without the lock */
+    bool is_attached;
+    bool is_dirty; /* bytes of a failed append lie behind the end */
+    bool may_preallocate;
+    int32_t exclusive; /* sections entered */
+
+    struct ls_writer_config config;
+    struct ls_segment segment; /* as attached: descriptors, limits; what moves is in the progress */
+    struct ls_progress committed;
+    struct ls_progress pending;
+
+    uint8_t *staging; /* page-aligned; byte i belongs to file position i mod 4096 */
+    int64_t staging_size;
+    int64_t staged_position; /* of the first staged byte in the file */
+    int64_t staged_bytes;
+    int64_t preallocated_end;
+    uint8_t *offset_entries; /* made by `pending`, not written yet */
+    uint8_t *time_entries;
+    struct ls_index_made made;
+
+    void *region; /* one mapping: the page that fork wipes, the entries */
+};
+
+/* A child of the process that made the writer: its lock may be held by a thread that is not there. */
+LS_INLINE bool ls_writer_is_forked(const ls_writer *writer) {
+    if (LS_LIKELY(writer->kept != NULL)) return *writer->kept == 0;
+    return (int64_t)getpid() != writer->process_id;
+}
+
+/* Size that a batch made here aims at. A single record may make it larger. */
+LS_INLINE int64_t ls_writer_batch_limit(const ls_writer *writer) {
+    const struct ls_writer_config *config = &writer->config;
+    int64_t limit = config->batch_bytes;
+    if (limit > config->max_message_bytes) limit = config->max_message_bytes;
+    if (limit > config->segment_bytes) limit = config->segment_bytes;
+    return limit < LS_BATCH_OVERHEAD + LS_RECORD_BYTES_MIN ? LS_BATCH_OVERHEAD + LS_RECORD_BYTES_MIN
+                                                           : limit;
+}
+
+/* ---- ls_writer.c ---------------------------------------------------------------------------------- */
+/* Milliseconds since the epoch, of the writer's clock. */
+int64_t ls_writer_now(const ls_writer *writer);
+/* Take the lock and begin a bulk append: `pending` is ours until ls_writer_end, also while the lock is not held. */
+int64_t ls_writer_begin(ls_writer *writer, bool may_wait);
+/* The bulk append is over; the lock is held, and stays so. */
+void ls_writer_end(ls_writer *writer);
+/* Show readers the committed state; the log end offset only with `publish`. */
+void ls_writer_show(ls_writer *writer, bool publish);
+
+/* ---- ls_writer_stage.c: all with the lock held ------------------------------------------------------ */
+/* Make room for `size` bytes at ls_writer_stage. 0 or -ENOMEM. */
+int64_t ls_writer_reserve(ls_writer *writer, int64_t size);
+/* Free the staging buffer; the next append takes a new one. */
+void ls_writer_shrink(ls_writer *writer);
+/* Start from the committed state with nothing staged. */
+void ls_writer_reset(ls_writer *writer);
+/* Cut back what a failed append has left behind the end. */
+int64_t ls_writer_clean(ls_writer *writer);
+/* Free what was allocated ahead. */
+void ls_writer_give_back(ls_writer *writer);
+/* Whether a batch must go to the next segment (spec 4.3). */
+bool ls_writer_must_roll(const ls_writer *writer, int64_t size_bytes, int64_t last_offset,
+                         int64_t max_timestamp, int64_t now);
+/* Where the next batch is encoded. */
+uint8_t *ls_writer_stage(ls_writer *writer);
+/* `size` bytes were encoded there: write what completes a piece. About `bytes_to_come` will follow. */
+int64_t ls_writer_staged(ls_writer *writer, int64_t size, int64_t bytes_to_come);
+/* Write bytes from elsewhere; `position` is where the file ends by now. */
+int64_t ls_writer_write(ls_writer *writer, const uint8_t *bytes, int64_t size, int64_t position,
+                        int64_t bytes_to_come);
+/* Count a batch into `pending` and make its index entries. LS_E_ROLL: its offset does not fit. */
+int64_t ls_writer_count(ls_writer *writer, const struct ls_batch *batch);
+/* Write all, make it the state, show it. If that fails, everything is as before. */
+int64_t ls_writer_commit(ls_writer *writer, bool publish);
+/* Drop the pending append and cut back what it has written. */
+void ls_writer_abort(ls_writer *writer);
+
+/* ---- ls_writer_bulk.c: what columns and lists share, with the lock held ------------------------------- */
+/* 1e8 ms is 1970-01-02 and 1e14 ms the year 5138: seconds, or micro- or nanoseconds, are meant. */
+LS_INLINE bool ls_timestamp_is_other_unit(int64_t timestamp) {
+    return (timestamp >= 100000000 && timestamp < 10000000000) || timestamp >= 100000000000000;
+}
+
+/* LS_PROBLEM_NONE, or the rule that this timestamp breaks. */
+enum ls_problem ls_judge_timestamp(const ls_writer *writer, int64_t timestamp, int64_t now,
+                                   int32_t flags);
+/* The fields of every batch made here but the base offset. */
+struct ls_batch_fields ls_writer_fields(const ls_writer *writer, int64_t now);
+/* A result to add batches to. */
+struct ls_appended ls_writer_nothing(const ls_writer *writer);
+/* The batch that is encoded at the stage joins the append; `index` is its first record's. LS_E_ROLL: it must not. */
+int64_t ls_append_batch(ls_writer *writer, struct ls_appended *appended,
+                        const struct ls_batch *batch, int64_t index, int64_t now,
+                        int64_t bytes_to_come);
+/* Commit or abort by the result so far, and end the bulk append: record count, or an error. */
+int64_t ls_writer_finish(ls_writer *writer, struct ls_appended *appended, int64_t result,
+                         int32_t flags);
+
+/* ---- ls_writer_items.c: records from arrays of pointers, for lists ------------------------------ */
+struct ls_item {
+    const uint8_t *bytes;
+    int64_t size; /* -1 null */
+};
+
+struct ls_items {
+    const struct ls_item *values;
+    const struct ls_item *keys;    /* NULL: every key is null */
+    const struct ls_item *headers; /* NULL: none; else headersCount and headers, size 0 for none */
+    const int64_t *timestamps;     /* NULL: `timestamp` for all */
+    int64_t timestamp;             /* -1: now */
+    int64_t first;                 /* index of values[0] in the whole append, for error reports */
+    int64_t count;
+};
+
+/*
+ * A bulk append in steps, each without the GIL: open, any number of adds, close. `now` and `flags`
+ * are the caller's; now -1: ask the clock.
+ */
+struct ls_items_append {
+    struct ls_appended appended;
+    int64_t now;
+    int32_t flags;  /* enum ls_append_flag */
+    bool must_roll; /* the segment is full: adds do nothing any more */
+};
+/* All three steps at once, for one slice; LS_E_SLOW: it would have to wait, and may not. */
+int64_t ls_items_append_all(ls_writer *writer, struct ls_items_append *append,
+                            const struct ls_items *items, bool may_wait);
+int64_t ls_items_open(ls_writer *writer, struct ls_items_append *append);
+int64_t ls_items_add(ls_writer *writer, struct ls_items_append *append,
+                     const struct ls_items *items, int64_t bytes_to_come);
+/* Commit, or if `result` is an error abort. Record count, or an error. */
+int64_t ls_items_close(ls_writer *writer, struct ls_items_append *append, int64_t result);
+
+/* ---- ls_writer_one.c ----------------------------------------------------------------------------- */
+/* Append one record and return its offset; never waits. LS_E_SLOW, or an error: nothing was done. */
+int64_t ls_writer_append_one(ls_writer *writer, struct ls_item key, struct ls_item value,
+                             int64_t timestamp);
+
+#endif

@@ -1,0 +1,518 @@
+"""
+The writing end of the active segment: a native handle that encodes, writes, indexes and publishes.
+
+Python decides when to roll; the handle appends as far as the segment takes it. An append works on a
+copy of the segment's state and commits it when every byte and index entry is written, so that a
+failure leaves state and file as before.
+
+Source: Kafka ``LogSegment.append``, ``LogSegment.shouldRoll``; spec 4.2 and 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore._native._core import ffi, lib
+from logstore._native.columns import Columns
+from logstore._native.io import check
+from logstore._native.kernels import BATCH_DTYPE, Buffer
+from logstore._native.records import _objects
+from logstore.errors import (
+    CorruptRecordError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+    SegmentOffsetOverflowError,
+)
+
+INT64_MIN = -(2**63)
+ROLLING_BASED_TIMESTAMP_UNKNOWN = INT64_MIN
+BATCH_BYTES = 65536
+PREALLOCATE_BYTES = 16 << 20
+
+load_published = _objects.load
+find_offset_entry = _objects.find_offset_entry
+_append_encoded = _objects.append_encoded
+_append_columns = _objects.append_columns
+_append_list = _objects.append_list
+_exclusive = _objects.writer_exclusive
+_publish = _objects.writer_publish
+_state = _objects.writer_state
+
+if TYPE_CHECKING:
+
+    class NativeLog:
+        """Base of Log: its ``append`` in C, which falls back to ``_append_general``."""
+
+        def append(
+            self,
+            value: Buffer | None,
+            *,
+            key: Buffer | None = None,
+            headers: Any = (),
+            timestamp: Any = None,
+            sync: bool = False,
+        ) -> int: ...
+
+        def _bind_writer(self, writer: Writer | None) -> None: ...
+
+else:
+    NativeLog = _objects.NativeLog
+
+
+class WriterState(NamedTuple):
+    """
+    What appends have made of the attached segment.
+
+    Attributes:
+        log_end_offset: Next offset; with ``publish=False`` it may be ahead of the published one.
+        size_bytes: End of the last complete batch.
+        offset_entry_count: Entries of the offset index.
+        time_entry_count: Entries of the time index.
+        last_time_entry_timestamp: Of the last time index entry, -1 when there is none.
+        last_time_entry_offset: Of the same.
+        bytes_since_last_index_entry: See spec 4.2.
+        max_timestamp: Largest so far, -1 when there is none.
+        offset_of_max_timestamp: Last offset of the batch that has it.
+        rolling_based_timestamp: Max timestamp of the first batch, or
+            ``ROLLING_BASED_TIMESTAMP_UNKNOWN`` before it.
+    """
+
+    log_end_offset: int
+    size_bytes: int
+    offset_entry_count: int
+    time_entry_count: int
+    last_time_entry_timestamp: int
+    last_time_entry_offset: int
+    bytes_since_last_index_entry: int
+    max_timestamp: int
+    offset_of_max_timestamp: int
+    rolling_based_timestamp: int
+
+
+class Appended(NamedTuple):
+    """
+    What an append wrote.
+
+    Attributes:
+        first_offset: Of its first record.
+        record_count: Fewer than asked for: the segment must roll first, then append the rest.
+        position: Of its first byte in the segment.
+        size_bytes: Bytes written.
+        max_timestamp: Largest of its timestamps, -1 without records.
+        offset_of_max_timestamp: Last offset of the batch that has it.
+    """
+
+    first_offset: int
+    record_count: int
+    position: int
+    size_bytes: int
+    max_timestamp: int
+    offset_of_max_timestamp: int
+
+
+class Writer:
+    """
+    The writing end of the active segment.
+
+    **Durability:** an append is written on return, not flushed. **Failure:** an append that fails
+    leaves the segment, its state and what readers see as before. **Thread rule:** any thread may
+    call anything; bulk appends exclude each other. Descriptors belong to the caller, who leases them
+    for as long as a segment is attached.
+
+    Attributes:
+        address: Of the native handle, for ``NativeLog._bind_writer``.
+        published_address: Of four int64: log end offset, size of the segment, entries of the offset
+            index, entries of the time index. :func:`load_published` reads them at any time.
+    """
+
+    __slots__ = ("_handle", "_io", "_path", "address", "published_address")
+
+    def __init__(self, io: Any, *, clock_address: int = 0) -> None:
+        """
+        Make a writer without a segment.
+
+        Args:
+            io: The native ``ls_io``: the door that all file calls go through.
+            clock_address: Of an int64 of milliseconds; 0 is the real time.
+        """
+        handle = lib.ls_writer_new(io, clock_address)
+        if handle == ffi.NULL:
+            raise MemoryError
+        self._io = io
+        self._path: str | None = None
+        self._handle = ffi.gc(handle, lib.ls_writer_free)
+        self.address = int(ffi.cast("uintptr_t", handle))
+        self.published_address = int(lib.ls_writer_published(handle))
+
+    # -- configuration -----------------------------------------------------------------------------
+
+    def configure(
+        self,
+        *,
+        leader_epoch: int = 0,
+        segment_bytes: int = 1 << 30,
+        index_interval_bytes: int = 4096,
+        max_message_bytes: int = 1_048_588,
+        batch_bytes: int = BATCH_BYTES,
+        preallocate_bytes: int = PREALLOCATE_BYTES,
+        log_append_time: bool = False,
+        timestamp_before_max_ms: int = 2**63 - 1,
+        timestamp_after_max_ms: int = 2**63 - 1,
+        key_required: bool = False,
+        fast: bool = True,
+    ) -> None:
+        """
+        Set the rules for appends from now on; a segment may be attached or not.
+
+        Args:
+            leader_epoch: Of the batches made here.
+            segment_bytes: As Kafka's segment.bytes.
+            index_interval_bytes: As Kafka's index.interval.bytes.
+            max_message_bytes: As Kafka's max.message.bytes: largest batch made here.
+            batch_bytes: Size that batches of many records aim at.
+            preallocate_bytes: Most room to allocate ahead of the segment's end; 0 for none.
+            log_append_time: Batches carry the time of the append, not the records'.
+            timestamp_before_max_ms: As message.timestamp.before.max.ms.
+            timestamp_after_max_ms: As message.timestamp.after.max.ms.
+            key_required: Refuse records without a key: the topic is compacted.
+            fast: Single appends may go from C to the file without Python.
+        """
+        assert 0 < segment_bytes <= 0x7FFF_FFFF
+        assert batch_bytes > 0
+        config = ffi.new("struct ls_writer_config *")
+        config.segment_bytes = segment_bytes
+        config.max_message_bytes = max_message_bytes
+        config.preallocate_bytes = preallocate_bytes
+        config.timestamp_before_max_ms = timestamp_before_max_ms
+        config.timestamp_after_max_ms = timestamp_after_max_ms
+        config.leader_epoch = leader_epoch
+        config.index_interval_bytes = index_interval_bytes
+        config.batch_bytes = batch_bytes
+        config.flags = (
+            (lib.LS_WRITER_LOG_APPEND_TIME if log_append_time else 0)
+            | (lib.LS_WRITER_KEY_REQUIRED if key_required else 0)
+            | (lib.LS_WRITER_FAST if fast else 0)
+        )
+        check(lib.ls_writer_configure(self._handle, config), "configure the writer")
+
+    def attach(
+        self,
+        *,
+        log_fd: int,
+        index_fd: int,
+        timeindex_fd: int,
+        base_offset: int,
+        next_offset: int,
+        size_bytes: int = 0,
+        offset_entry_count: int = 0,
+        offset_entries_max: int,
+        time_entry_count: int = 0,
+        time_entries_max: int,
+        last_time_entry: tuple[int, int] | None = None,
+        bytes_since_last_index_entry: int = 0,
+        max_timestamp: int = -1,
+        offset_of_max_timestamp: int = -1,
+        rolling_based_timestamp: int | None = None,
+        created_ms: int = 0,
+        segment_ms: int = 2**63 - 1,
+        path: str | None = None,
+    ) -> None:
+        """
+        Append to this segment from now on, and publish its next offset.
+
+        Call :meth:`configure` first. A segment attached before is detached.
+
+        Args:
+            log_fd: Open for writing, as are the two index files; leased until detached.
+            index_fd: The offset index.
+            timeindex_fd: The time index.
+            base_offset: Of the segment.
+            next_offset: The log end offset.
+            size_bytes: End of the last complete batch; what lies behind is overwritten.
+            offset_entry_count: Entries in use.
+            offset_entries_max: Entries that the index may have; then the segment rolls.
+            time_entry_count: Entries in use.
+            time_entries_max: One slot of them is kept for the entry of the roll.
+            last_time_entry: (timestamp, offset) of the last time index entry; None: none.
+            bytes_since_last_index_entry: As :class:`WriterState` has it.
+            max_timestamp: Largest so far.
+            offset_of_max_timestamp: Last offset of the batch that has it.
+            rolling_based_timestamp: Max timestamp of the first batch; None if the segment is empty.
+            created_ms: When the segment was created.
+            segment_ms: Age at which it rolls, jitter taken off.
+            path: Of the log file, for error messages.
+        """
+        assert size_bytes == 0 or rolling_based_timestamp is not None
+        timestamp, offset = last_time_entry or (-1, base_offset)
+        segment = ffi.new("struct ls_segment *")
+        segment.base_offset = base_offset
+        segment.next_offset = next_offset
+        segment.size_bytes = size_bytes
+        segment.offset_entry_count = offset_entry_count
+        segment.offset_entries_max = offset_entries_max
+        segment.time_entry_count = time_entry_count
+        segment.time_entries_max = time_entries_max
+        segment.last_time_entry_timestamp = timestamp
+        segment.last_time_entry_offset = offset
+        segment.bytes_since_last_index_entry = bytes_since_last_index_entry
+        segment.max_timestamp = max_timestamp
+        segment.offset_of_max_timestamp = offset_of_max_timestamp
+        segment.rolling_based_timestamp = (
+            INT64_MIN if rolling_based_timestamp is None else rolling_based_timestamp
+        )
+        segment.created_ms = created_ms
+        segment.segment_ms = segment_ms
+        segment.log_fd = log_fd
+        segment.index_fd = index_fd
+        segment.timeindex_fd = timeindex_fd
+        check(lib.ls_writer_attach(self._handle, segment), "attach a segment", path)
+        self._path = path
+
+    def detach(self) -> WriterState:
+        """
+        Give the segment back and return its state; the descriptors are not used any more.
+
+        Room that was allocated ahead is freed: the file ends with its last batch.
+
+        Raises:
+            ClosedError: No segment is attached.
+            StorageError: Bytes of a failed append could not be cut off. It is detached anyway, and
+                :attr:`WriterState.size_bytes` as :meth:`state` gave it before is where it ends.
+        """
+        state = self.state()
+        segment = ffi.new("struct ls_segment *")
+        check(lib.ls_writer_detach(self._handle, segment), "detach the segment", self._path)
+        return state
+
+    def trim(self) -> None:
+        """Free the room allocated ahead and the staging buffer: for a log that is idle."""
+        check(lib.ls_writer_trim(self._handle), "trim the segment", self._path)
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def state(self) -> WriterState:
+        """
+        Return the state of the attached segment, all of one moment.
+
+        Raises:
+            ClosedError: No segment is attached.
+        """
+        state = _state(self.address)
+        if type(state) is int:
+            check(state, "read the writer's state", self._path)
+        return WriterState._make(state)
+
+    @property
+    def log_end_offset(self) -> int:
+        """The published log end offset: below it, every byte and index entry is written."""
+        offset: int = load_published(self.published_address)
+        return offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the attached segment; at least up to the log end offset read before it."""
+        size: int = load_published(self.published_address + 8)
+        return size
+
+    @property
+    def offset_entry_count(self) -> int:
+        """Entries of the offset index that are written."""
+        count: int = load_published(self.published_address + 16)
+        return count
+
+    @property
+    def time_entry_count(self) -> int:
+        """Entries of the time index that are written."""
+        count: int = load_published(self.published_address + 24)
+        return count
+
+    def publish(self, next_offset: int) -> None:
+        """Let readers see offsets below ``next_offset``; they are written."""
+        check(_publish(self.address, next_offset), "publish an offset", self._path)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """
+        Keep single appends out: meanwhile ``NativeLog.append`` takes its general path.
+
+        On entering, the last of them has ended. Nests, across threads too; keeping other bulk
+        appends out is the caller's own lock's business.
+        """
+        self.enter_exclusive()
+        try:
+            yield
+        finally:
+            self.leave_exclusive()
+
+    def enter_exclusive(self) -> None:
+        """Begin what :meth:`exclusive` does."""
+        check(_exclusive(self.address, 1), "enter an exclusive section", self._path)
+
+    def leave_exclusive(self) -> None:
+        """End what :meth:`enter_exclusive` began."""
+        check(_exclusive(self.address, -1), "leave an exclusive section", self._path)
+
+    # -- appending ---------------------------------------------------------------------------------
+
+    def append_encoded(
+        self, batches: Buffer, headers: npt.NDArray[Any], *, publish: bool = True
+    ) -> int:
+        """
+        Append whole batches whose offsets, epoch and CRC are final, and return their position.
+
+        Args:
+            batches: Their bytes, written as they are.
+            headers: ``BATCH_DTYPE``: their headers, as a scan of ``batches`` from position 0 gives.
+            publish: Move the published log end offset; else :meth:`publish` does later.
+
+        Raises:
+            SegmentOffsetOverflowError: An offset, or the size, does not fit the segment: roll first.
+            CorruptRecordError: Headers and bytes do not belong together.
+            StorageError: A write failed; the segment is as before.
+
+        Source: Kafka ``LogSegment.append``; spec 4.2.
+        """
+        assert headers.dtype == BATCH_DTYPE
+        position: int = _append_encoded(
+            self.address, batches, np.ascontiguousarray(headers), publish
+        )
+        if position >= 0:
+            return position
+        if position == lib.LS_E_ROLL:
+            raise SegmentOffsetOverflowError(
+                "batches do not fit the segment: more than 2^31 - 1 above its base offset or in its "
+                "file; roll first",
+                path=self._path,
+            )
+        if position == lib.LS_E_CORRUPT:
+            raise CorruptRecordError(
+                "headers do not describe these batches; scan the bytes again", path=self._path
+            )
+        check(position, f"append {len(headers)} batches", self._path)
+        raise AssertionError
+
+    def append_columns(
+        self,
+        columns: Columns,
+        first: int = 0,
+        count: int | None = None,
+        *,
+        timestamp_now: int = -1,
+        all_or_nothing: bool = False,
+        check_units: bool = True,
+    ) -> Appended:
+        """
+        Encode records as the leader and append them, in batches of ``batch_bytes``.
+
+        Stops before a batch that needs a roll; what was appended by then is published, at once.
+
+        Args:
+            columns: The records.
+            first: Index of the first to append.
+            count: How many; None is all from there on.
+            timestamp_now: For bounds and log append time; -1 asks the clock.
+            all_or_nothing: Write nothing unless all fit the segment.
+            check_units: Refuse timestamps that can only be seconds, micro- or nanoseconds.
+
+        Raises:
+            RecordTooLargeError: A record's batch would exceed ``max_message_bytes``.
+            RecordBatchTooLargeError: Or ``segment_bytes``.
+            InvalidRecordError: A key is missing.
+            InvalidTimestampError: A timestamp is out of bounds, or negative and not -1.
+            ValueError: A timestamp of another unit, or column offsets that descend.
+            StorageError: A write failed. In all cases nothing of the call stays.
+        """
+        if count is None:
+            count = columns.count - first
+        flags = _flags(all_or_nothing, check_units)
+        address = int(ffi.cast("uintptr_t", columns.struct))
+        answer = _append_columns(self.address, address, first, count, timestamp_now, flags)
+        return self._appended(answer)
+
+    def append_list(
+        self,
+        values: Sequence[Buffer | None],
+        keys: Sequence[Buffer | None] | None = None,
+        timestamps: Sequence[int] | None = None,
+        headers: Sequence[Any] | None = None,
+        *,
+        first: int = 0,
+        timestamp: int = -1,
+        timestamp_now: int = -1,
+        all_or_nothing: bool = False,
+        check_units: bool = True,
+    ) -> Appended:
+        """
+        Append the items of a list (or tuple) from ``first`` on, like :meth:`append_columns`.
+
+        Args:
+            values: bytes, other buffers, or None.
+            keys: The same for keys; None: no keys.
+            timestamps: Milliseconds; None: ``timestamp`` for all.
+            headers: Per record None, pairs of (str, bytes or None), or a dict.
+            first: Index of the first to append.
+            timestamp: See ``timestamps``; -1 is now.
+            timestamp_now: As in :meth:`append_columns`.
+            all_or_nothing: As in :meth:`append_columns`.
+            check_units: As in :meth:`append_columns`.
+
+        Raises:
+            TypeError: An item is text or no buffer; nothing of the call stays.
+            ValueError: Columns of different lengths.
+            LogStoreError: As in :meth:`append_columns`.
+
+        Cost: 1.2 times what ready columns take; the lists are snapshotted, 2 ns an item.
+        """
+        flags = _flags(all_or_nothing, check_units)
+        answer = _append_list(
+            self.address, values, keys, timestamps, headers, first, timestamp, timestamp_now, flags
+        )
+        return self._appended(answer)
+
+    def _appended(self, answer: tuple[int, ...]) -> Appended:
+        result, *fields, problem, index = answer
+        if result < 0:
+            if result == lib.LS_E_REFUSED:
+                _refuse(problem, index)
+            check(result, "append records", self._path)
+        return Appended._make(fields)
+
+
+def _flags(all_or_nothing: bool, check_units: bool) -> int:
+    flags = lib.LS_APPEND_ALL_OR_NOTHING if all_or_nothing else 0
+    return int(flags | (lib.LS_APPEND_CHECK_UNITS if check_units else 0))
+
+
+def _refuse(problem: int, index: int) -> NoReturn:
+    """Raise what a native ``enum ls_problem`` stands for."""
+    if problem == lib.LS_PROBLEM_RECORD_TOO_LARGE:
+        raise RecordTooLargeError(
+            f"record {index}: its batch exceeds max.message.bytes; raise it or split the record"
+        )
+    if problem == lib.LS_PROBLEM_BATCH_TOO_LARGE:
+        raise RecordBatchTooLargeError(
+            f"record {index}: its batch exceeds segment.bytes; raise it or split the record"
+        )
+    if problem == lib.LS_PROBLEM_COLUMN:
+        raise ValueError(f"record {index}: column offsets descend or exceed the data; check them")
+    if problem == lib.LS_PROBLEM_TIMESTAMP_UNIT:
+        raise ValueError(
+            f"record {index}: a timestamp is in milliseconds since the epoch, and this one can only "
+            "be in seconds, micro- or nanoseconds; convert it"
+        )
+    reasons = {
+        lib.LS_PROBLEM_KEY_MISSING: "a compacted topic takes no record without a key",
+        lib.LS_PROBLEM_TIMESTAMP_BOUNDS: "its timestamp is outside message.timestamp.before.max.ms "
+        "and message.timestamp.after.max.ms",
+        lib.LS_PROBLEM_TIMESTAMP_NEGATIVE: "its timestamp is negative and not -1",
+    }
+    reason = reasons[problem]
+    kind = InvalidRecordError if problem == lib.LS_PROBLEM_KEY_MISSING else InvalidTimestampError
+    raise kind(f"record {index}: {reason}; correct it", record_errors=[(index, reason)])
