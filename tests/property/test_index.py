@@ -145,7 +145,7 @@ class TimeIndexMachine(IndexMachine):
 
 
 OffsetIndexMachine.TestCase.settings = TimeIndexMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None
+    stateful_step_count=25
 )
 TestOffsetIndex = OffsetIndexMachine.TestCase
 TestTimeIndex = TimeIndexMachine.TestCase

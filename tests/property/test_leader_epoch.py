@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.checkpoint import LeaderEpochCheckpointFile
@@ -44,7 +44,6 @@ def model_of(entries, operation, *arguments):
     return entries
 
 
-@settings(max_examples=150, deadline=None)
 @given(OPERATIONS)
 def test_equals_the_model(operations):
     """Entries, answers and the file are those of the model after every step."""
