@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import logstore
 from benchmarks.harness import Contest, Stopwatch, Target, Variant, fresh_file
@@ -58,7 +60,9 @@ def bulk(directory: Path, size: Size, value_size: int) -> Contest:
         (
             pwrite_mib(directory, values.total_bytes),
             appending("columns", lambda log: log.extend_arrow(plain, value="value")),
-            appending("unallocated", lambda log: log.extend_arrow(plain, value="value")),
+            unallocated(
+                appending("unallocated", lambda log: log.extend_arrow(plain, value="value"))
+            ),
             appending("full columns", lambda log: log.extend_arrow(values.full, **full)),
             appending("list", lambda log: log.extend(items)),
             appending("leader", as_leader),
@@ -91,6 +95,16 @@ def bulk(directory: Path, size: Size, value_size: int) -> Contest:
     )
 
 
+def unallocated(variant: Variant) -> Variant:
+    """Return the variant without space allocated ahead of its writes."""
+
+    def run(watch: Stopwatch) -> None:
+        with mock.patch("logstore.partition._preallocated_bytes", return_value=0):
+            variant.run(watch)
+
+    return dataclasses.replace(variant, run=run)
+
+
 def cut(batches: memoryview) -> list[memoryview]:
     """Return one view for each v2 batch."""
     views = []
@@ -113,7 +127,6 @@ def small_segments(directory: Path, size: Size) -> Contest:
                 log.flush()
             assert values.count == log.log_end_offset == log.recovery_point
 
-    ratio = {"floor": 0.35, "ambition": 0.55, "unit": "P", "peer": "0.24-0.30 P"}
     yardstick = pwrite_mib(directory, values.total_bytes)
     return Contest(
         "small segments",
@@ -124,7 +137,15 @@ def small_segments(directory: Path, size: Size) -> Contest:
             Variant("wall", run, "wall", values.total_bytes),
         ),
         (
-            Target("append columns in 1 MiB segments, 100 B", "cpu", "P", **ratio),
+            Target(
+                "append columns in 1 MiB segments, 100 B",
+                "cpu",
+                "P",
+                0.35,
+                0.55,
+                unit="P",
+                peer="0.24-0.30 P",
+            ),
             Target("the same, flushes waited for", "wall", "P wall", 0.0, 0.0, unit="P"),
         ),
         rounds=7,
