@@ -335,7 +335,7 @@ class InvalidOffsetError(LogStoreError, ValueError):
 
 
 class SegmentOffsetOverflowError(LogStoreError, ValueError):
-    """An offset is more than 2^31 - 1 above its segment's base offset; roll or split the segment."""
+    """An offset is more than 2^31 - 1 above its segment's base offset: roll or split it."""
 
 
 class IndexOffsetOverflowError(LogStoreError, ValueError):

@@ -8,10 +8,11 @@ the part that is compared.
 
 from __future__ import annotations
 
+import ast
 import importlib
-import pkgutil
 import re
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ FORMATS = {
     "control_record": ["control_record.KEY", "control_record.END_TRANSACTION_VALUE"],
     "index": ["index.OffsetIndex._ENTRY", "index.TimeIndex._ENTRY"],
     "transaction_index": ["transaction_index.ENTRY"],
+    "producer_snapshot": ["producer_snapshot.HEADER", "producer_snapshot.ENTRY"],
 }
 CASES = [
     (module, number, path) for module, paths in FORMATS.items() for number, path in enumerate(paths)
@@ -57,11 +59,10 @@ def resolve(path):
 def test_every_table_is_compared():
     """A table that nothing is compared with may say anything."""
     found = {}
-    for module in pkgutil.iter_modules(logstore.__path__):
-        if not module.ispkg:
-            text = importlib.import_module(f"logstore.{module.name}").__doc__ or ""
-            if tables(text):
-                found[module.name] = len(tables(text))
+    for path in Path(logstore.__file__).parent.glob("*.py"):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if tables(text):
+            found[path.stem] = len(tables(text))
     assert {module: len(paths) for module, paths in FORMATS.items()} == found
 
 
