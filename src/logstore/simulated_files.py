@@ -28,9 +28,10 @@ class SimulatedFiles(Files):
     That is what DESIGN.md assumes of a disk, and no more: bytes that were durable change only if
     they were written to again.
 
-    After the crash every operation raises :class:`~logstore.errors.SimulatedCrashError`; open what
-    is left with other files. Mappings and views of the files must not be touched after
-    :meth:`crash`, which may cut the files under them.
+    After the crash every operation raises :class:`~logstore.errors.SimulatedCrashError`, but for
+    closing; open what is left with other files. As at the end of a process, descriptors opened here
+    lead nowhere after :meth:`crash`, and record locks are free; mappings and views of before stay
+    readable.
 
     Args:
         seed: Decides everything that chance decides: same seed, same calls, same crash.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -538,6 +539,95 @@ class TestCrash:
         assert files.lock(other)
         files.close(other)
 
+    def test_the_crash_ends_locks_and_descriptors(self, tmp_path):
+        """What a leaked handle holds is as free as after the end of its process."""
+        files = SimulatedFiles()
+        fd = files.open(tmp_path / ".lock", CREATE)
+        reader = files.open(tmp_path / ".lock", os.O_RDONLY)
+        closed = files.open(tmp_path / ".lock", os.O_RDONLY)
+        files.close(closed)
+        stranger = os.open(tmp_path, os.O_RDONLY)  # Has the number now.
+        assert files.lock(fd)
+        files.crash(power_loss=False)
+
+        again = REAL_FILES.open(tmp_path / ".lock", os.O_RDWR)
+        assert REAL_FILES.lock(again)
+        assert os.path.samestat(os.fstat(stranger), os.stat(tmp_path))
+        assert os.path.samestat(os.fstat(reader), os.stat("/dev/null"))
+        for one in (fd, reader):
+            files.close(one)
+        for one in (again, stranger):
+            os.close(one)
+
+    def test_old_mappings_stay_readable(self, tmp_path):
+        """A view from before the crash must not end the process when its file was cut."""
+        for seed in range(20):
+            path = tmp_path / str(seed)
+            path.write_bytes(b"")
+            files = SimulatedFiles(seed, faults=["size"])
+            fd = files.open(path, os.O_RDWR)
+            files.pwrite(fd, b"x" * 20_000, 0)
+            mapping = files.map(fd, 20_000)
+            view = mapping.view
+            files.crash()
+            assert view == b"x" * 20_000
+            if path.stat().st_size == 0:
+                break
+        else:
+            raise AssertionError("no seed cut the file")
+        assert sorted(os.listdir(tmp_path)) == sorted(str(i) for i in range(seed + 1))
+
+    def test_deleted_and_cut(self, tmp_path):
+        """A file that is only in the journal can come back with any of its sizes."""
+
+        def change(files, directory):
+            write(files, directory / "a", b"x" * 9000)
+            files.unlink(directory / "a")
+
+        left = outcomes(
+            tmp_path, lambda d: (d / "a").write_bytes(b""), change, faults=["size", "names"]
+        )
+        sizes = {len(files[0][1]) for files in left if files}
+        assert {0, 9000} < sizes
+        assert () in left
+
+    def test_a_mapping_may_be_collected_with_its_files(self, tmp_path):
+        """In a cycle, Python frees both in any order."""
+        for _ in range(20):
+            files = FailingFiles(SimulatedFiles())
+            fd = files.open(tmp_path / "a", CREATE)
+            files.pwrite(fd, b"abc", 0)
+            cycle = [files, files.map(fd, 3, writable=True)]
+            cycle.append(cycle)
+            files.close(fd)
+            del files, cycle
+            gc.collect()
+
+    def test_threads_share_it(self, tmp_path):
+        """Eight threads write, sync and rename at once; each finds what it wrote."""
+        files = SimulatedFiles(1)
+        failures = []
+
+        def work(number):
+            try:
+                for i in range(30):
+                    path = tmp_path / f"{number}-{i}"
+                    write(files, path, bytes([number]) * 5000, sync=i % 2 == 0)
+                    files.rename(path, tmp_path / f"{number}")
+                    if i % 5 == 0:
+                        files.fsync_directory(tmp_path)
+                    assert files.read_file(tmp_path / f"{number}") == bytes([number]) * 5000
+            except Exception as error:  # noqa: BLE001 - reported below
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        files.crash()
+
     def test_handles_work_on_it(self, tmp_path):
         """A FileHandle closes after the crash without an error."""
         files = SimulatedFiles(0, crash_at=2)
@@ -547,9 +637,9 @@ class TestCrash:
         handle.close()
 
     def test_unknown_fault(self):
-        """A misspelt fault would test nothing."""
+        """An unknown fault would test nothing."""
         with pytest.raises(KeyError):
-            SimulatedFiles(faults=["dorp"])
+            SimulatedFiles(faults=["none"])
         assert sorted(FAULTS) == ["drop", "garbage", "names", "size", "tear"]
 
 

@@ -146,7 +146,9 @@ int64_t ls_io_sim_has_crashed(ls_io *io);
 int64_t ls_io_sim_unsynced(ls_io *io); /* files and entries with changes that a power loss may take */
 /*
  * Crash now, if it has not yet, and leave the real files as they would be found afterwards: after a
- * power loss, or, without, after the end of the process alone. A second crash changes nothing.
+ * power loss, or, without, after the end of the process alone. Descriptors opened here lead nowhere
+ * from then on, so that record locks end, and files are cut by putting shorter ones in their place,
+ * so that old mappings stay good. A second crash changes nothing.
  */
 int64_t ls_io_sim_crash(ls_io *io, int32_t power_loss);
 

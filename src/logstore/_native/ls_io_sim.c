@@ -66,25 +66,74 @@ static int64_t open_changing(struct sim *sim, const char *path, int32_t flags, i
     return result < 0 ? result : fd;
 }
 
+/* Remember a descriptor for the crash. A failure to do so is none of the caller's. */
+static void remember_fd(struct sim *sim, int fd) {
+    struct stat status;
+    struct sim_open_fd *open_fd = malloc(sizeof *open_fd);
+    if (open_fd == NULL || fstat(fd, &status) < 0) {
+        free(open_fd);
+        return;
+    }
+    *open_fd = (struct sim_open_fd){.next = sim->open_fds,
+                                    .device = (uint64_t)status.st_dev,
+                                    .inode = (uint64_t)status.st_ino,
+                                    .fd = fd};
+    sim->open_fds = open_fd;
+}
+
+/* Let all descriptors lead nowhere, as the end of their process would: record locks end with it.
+ * The numbers stay taken until their owners close them. */
+static void disconnect_fds(struct sim *sim) {
+    int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (sim->open_fds != NULL) {
+        struct sim_open_fd *open_fd = sim->open_fds;
+        sim->open_fds = open_fd->next;
+        struct stat status;
+        if (nowhere >= 0 && fstat(open_fd->fd, &status) == 0 &&
+            open_fd->device == (uint64_t)status.st_dev &&
+            open_fd->inode == (uint64_t)status.st_ino && dup2(nowhere, open_fd->fd) >= 0) {
+            (void)fcntl(open_fd->fd, F_SETFD, FD_CLOEXEC);
+        }
+        free(open_fd);
+    }
+    if (nowhere >= 0) (void)close(nowhere);
+}
+
 static int64_t sim_open(ls_io *io, const char *path, int32_t flags, int32_t mode) {
     struct sim *sim = ls_sim_of(io);
     if (!(flags & (O_CREAT | O_TRUNC))) {
         if (atomic_load(&sim->crashed)) return LS_E_CRASHED;
-        return ls_io_real_table.open(io, path, flags, mode);
+        int64_t fd = ls_io_real_table.open(io, path, flags, mode);
+        (void)pthread_mutex_lock(&sim->mutex);
+        if (fd >= 0) remember_fd(sim, (int)fd);
+        (void)pthread_mutex_unlock(&sim->mutex);
+        return fd;
     }
     bool dies;
     int64_t result = ls_sim_enter(sim, &dies);
     if (result < 0) return result;
     if (ls_sim_is_done(sim, dies)) {
         result = open_changing(sim, path, flags, mode);
+        if (result >= 0 && !dies) remember_fd(sim, (int)result);
+        if (result >= 0 && dies) (void)close((int)result);
         ls_sim_sweep(sim);
     }
-    if (dies && result > 0) (void)close((int)result);
     return ls_sim_leave(sim, dies, result);
 }
 
 /* Works after the crash too: descriptors have to be given back. */
 static int64_t sim_close(ls_io *io, int32_t fd) {
+    struct sim *sim = ls_sim_of(io);
+    (void)pthread_mutex_lock(&sim->mutex);
+    for (struct sim_open_fd **link = &sim->open_fds; *link != NULL; link = &(*link)->next) {
+        struct sim_open_fd *open_fd = *link;
+        if (open_fd->fd == fd) {
+            *link = open_fd->next;
+            free(open_fd);
+            break;
+        }
+    }
+    (void)pthread_mutex_unlock(&sim->mutex);
     return ls_io_real_table.close(io, fd);
 }
 
@@ -205,6 +254,11 @@ static void sim_destroy(ls_io *io) {
         free(mapping);
     }
     forget_all(sim);
+    while (sim->open_fds != NULL) {
+        struct sim_open_fd *open_fd = sim->open_fds;
+        sim->open_fds = open_fd->next;
+        free(open_fd);
+    }
     (void)pthread_mutex_destroy(&sim->mutex);
     free(sim);
 }
@@ -287,6 +341,7 @@ int64_t ls_io_sim_crash(ls_io *io, int32_t power_loss) {
     (void)pthread_mutex_lock(&sim->mutex);
     atomic_store(&sim->crashed, 1);
     int64_t result = power_loss ? ls_sim_lose_power(sim) : 0;
+    disconnect_fds(sim);
     forget_all(sim);
     (void)pthread_mutex_unlock(&sim->mutex);
     return result;

@@ -66,6 +66,14 @@ struct sim_change {
     struct sim_file *file;
 };
 
+/* A descriptor that was opened here and is not closed; the inode guards against a stranger's. */
+struct sim_open_fd {
+    struct sim_open_fd *next;
+    uint64_t device;
+    uint64_t inode;
+    int fd;
+};
+
 /* A mapping that is stored into, with its bytes before the stores that were not reported yet. */
 struct sim_mapping {
     struct sim_mapping *next;
@@ -87,6 +95,7 @@ struct sim {
     struct sim_name *names;
     struct sim_change *changes;
     struct sim_mapping *mappings;
+    struct sim_open_fd *open_fds;
 };
 
 /* How every operation begins and ends (ls_io_sim.c). */

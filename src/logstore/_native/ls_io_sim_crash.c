@@ -2,6 +2,9 @@
  * ls_io_sim_crash.c: what a power loss leaves of data and sizes.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -113,6 +116,59 @@ static int64_t write_page(int fd, const uint8_t *bytes, int64_t start, int64_t e
     return 0;
 }
 
+/* Copy the first `size` bytes between descriptors. */
+static int64_t copy_bytes(int source, int target, int64_t size) {
+    uint8_t block[16384];
+    for (int64_t position = 0; position < size;) {
+        int64_t wanted =
+            size - position < (int64_t)sizeof block ? size - position : (int64_t)sizeof block;
+        ssize_t got = pread(source, block, (size_t)wanted, (off_t)position);
+        if (got <= 0) return got < 0 ? -(int64_t)errno : -EIO;
+        int64_t failure = write_page(target, block, position, position + got);
+        if (failure < 0) return failure;
+        position += got;
+    }
+    return 0;
+}
+
+/*
+ * Cut a file by putting a shorter copy in its place: whoever still maps the old one, from before the
+ * crash, must not meet the end of it. A file with several names is cut as it is.
+ */
+static int64_t cut(struct sim_file *file, int64_t size) {
+    struct stat status;
+    if (fstat(file->fd, &status) < 0) return -(int64_t)errno;
+    if (status.st_nlink > 1) return ftruncate(file->fd, (off_t)size) < 0 ? -(int64_t)errno : 0;
+
+    char path[PATH_MAX];
+    char copy[PATH_MAX + 8];
+    int fd;
+    if (status.st_nlink == 0) {
+        /* Only the journal has it; what is written anew from it later is this copy. */
+        FILE *nameless = tmpfile();
+        fd = nameless == NULL ? -1 : dup(fileno(nameless));
+        if (nameless != NULL) (void)fclose(nameless);
+    } else {
+#if defined(F_GETPATH)
+        if (fcntl(file->fd, F_GETPATH, path) < 0) return -(int64_t)errno;
+#else
+        char link[32];
+        (void)snprintf(link, sizeof link, "/proc/self/fd/%d", file->fd);
+        ssize_t length = readlink(link, path, sizeof path - 1);
+        if (length < 0) return -(int64_t)errno;
+        path[length] = 0;
+#endif
+        (void)snprintf(copy, sizeof copy, "%s.cut", path);
+        fd = open(copy, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, status.st_mode & 07777);
+    }
+    if (fd < 0) return -(int64_t)errno;
+    int64_t failure = copy_bytes(file->fd, fd, size);
+    if (failure == 0 && status.st_nlink == 1 && rename(copy, path) < 0) failure = -(int64_t)errno;
+    (void)close(file->fd);
+    file->fd = fd;
+    return failure;
+}
+
 static int64_t lose_data(struct sim *sim, const struct style *style, struct sim_file *file) {
     int64_t size = ls_sim_file_size(file);
     if (size < 0) return size;
@@ -133,6 +189,9 @@ static int64_t lose_data(struct sim *sim, const struct style *style, struct sim_
         int64_t failure = write_page(file->fd, bytes, start, end);
         if (failure < 0) return failure;
     }
+    size = ls_sim_file_size(file);
+    if (size < 0) return size;
+    if (chosen_size < size) return cut(file, chosen_size);
     return ftruncate(file->fd, (off_t)chosen_size) < 0 ? -(int64_t)errno : 0;
 }
 
