@@ -39,7 +39,7 @@ ls_writer *ls_writer_new(ls_io *io, uintptr_t clock) {
         free(writer);
         return NULL;
     }
-    writer->io = io;
+    writer->io = ls_io_hold(io);
     writer->clock = clock;
     writer->region = region;
     writer->offset_entries = (uint8_t *)region + OFFSET_ENTRIES_AT;
@@ -63,6 +63,7 @@ void ls_writer_free(ls_writer *writer) {
     }
     if (writer->staging != NULL) munmap(writer->staging, (size_t)writer->staging_size);
     munmap(writer->region, REGION_BYTES);
+    ls_io_free(writer->io);
     free(writer);
 }
 
