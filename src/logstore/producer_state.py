@@ -312,8 +312,29 @@ class ProducerStateManager:
         return self._verification_states.get(producer_id)
 
     def clear_verification_state_entry(self, producer_id: int) -> None:
-        """End a verification: the first transactional batch or a marker came."""
+        """End a verification."""
         self._verification_states.pop(producer_id, None)
+
+    def maybe_clear_verification_state_entry(self, producer_id: int, batch: ProducerBatch) -> None:
+        """
+        End a verification if ``batch``, which was accepted, is transactional data or a marker.
+
+        But a version 2 marker already carries the epoch of the producer's next transaction: a
+        verification of that one goes on.
+
+        Source: Kafka ``UnifiedLog.updateProducers``.
+        """
+        if not batch.is_transactional:
+            return
+        entry = self._verification_states.get(producer_id)
+        is_of_the_next = (
+            entry is not None
+            and entry.supports_epoch_bump
+            and batch.is_control
+            and batch.producer_epoch == entry.epoch
+        )
+        if not is_of_the_next:
+            self.clear_verification_state_entry(producer_id)
 
     def is_missing_required_verification(
         self,

@@ -94,8 +94,7 @@ def append(manager, *batches, origin=AppendOrigin.CLIENT, producer_id=PID):
     completed = [done for batch in batches if (done := info.append(batch)) is not None]
     manager.update(info)
     for batch in batches:
-        if batch.is_transactional:
-            manager.clear_verification_state_entry(producer_id)
+        manager.maybe_clear_verification_state_entry(producer_id, batch)
     for done in completed:
         manager.complete_txn(done)
     manager.update_map_end_offset(batches[-1].last_offset + 1)
@@ -373,6 +372,14 @@ class TestVerification:
         assert manager.is_missing_required_verification(
             Batch(1, 0, is_transactional=True), PID, guard
         )
+
+    def test_a_version_2_marker_keeps_the_verification_of_the_next_transaction(self, manager):
+        """Its epoch is that of the next transaction, whose verification may have begun."""
+        guard = manager.maybe_start_transaction_verification(PID, 0, 5, supports_epoch_bump=True)
+        append(manager, marker(0, producer_epoch=5))
+        assert guard == manager.verification_state_entry(PID).verification_guard
+        append(manager, marker(1, producer_epoch=6))
+        assert manager.verification_state_entry(PID) is None
 
     def test_guards_are_unique_and_the_sentinel_never_passes(self):
         """Two guards differ; the sentinel does not even verify itself."""
