@@ -311,17 +311,25 @@ class PartitionState:
             return cls(shared, topic_partition, is_alone=False)
 
     @classmethod
-    def for_reading(cls, log_path: str, *, files: Files = REAL_FILES) -> PartitionState:
+    def for_reading(
+        cls, log_path: str, *, files: Files = REAL_FILES, beside_writer: bool = False
+    ) -> PartitionState:
         """
         Return what the last writer of a log left, without changing anything.
 
+        Args:
+            log_path: The log's directory.
+            files: The door to the file system.
+            beside_writer: Read what there is although somebody may be writing: for a tool that
+                shows files, not for one that serves records.
+
         Raises:
-            LockedError: Somebody is writing.
+            LockedError: Somebody is writing, and ``beside_writer`` is not set.
         """
         parent, name = os.path.split(os.path.realpath(log_path))
         is_alone = not is_log_directory(parent, files)
         state_path = log_path if is_alone else parent
-        if has_writer(state_path, files):
+        if not beside_writer and has_writer(state_path, files):
             raise locked_error(os.path.join(state_path, LOCK_FILE), files)
         return cls(StateDirectory(state_path, files, None), _own_name(name), is_alone=is_alone)
 

@@ -29,8 +29,13 @@ LAYERS = [
     {"producer_rebuild", "quarantine", "segment_split"},
     {"loader", "partition_state", "reader"},
     {"log"},
+    {"inspection"},
+    {"file_dump"},
+    {"verification"},
+    {"repairing"},
     {""},  # The package itself: public names, no logic.
     {"cli", "testing"},
+    {"__main__"},
 ]
 LAYER_OF = {module: number for number, layer in enumerate(LAYERS) for module in layer}
 

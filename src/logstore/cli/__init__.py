@@ -1,0 +1,73 @@
+"""
+The ``logstore`` command: append to, read, describe, dump, verify and repair logs from a shell.
+
+Exit status: 0 success, 1 damage was found, 2 wrong usage or unreadable input, 3 the log is locked
+by a writer, 130 interrupted. A closed pipe is success: ``logstore read … | head`` ends quietly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from logstore.cli import append, completion, dump, info, read, repair, verify
+from logstore.errors import LockedError, LogStoreError
+
+__all__ = ["build_parser", "main"]
+
+EXIT_DAMAGE = 1
+EXIT_USAGE = 2
+EXIT_LOCKED = 3
+EXIT_INTERRUPTED = 130
+
+COMMANDS = (append, read, info, dump, verify, repair, completion)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command, each subcommand added by its own module."""
+    parser = argparse.ArgumentParser(
+        prog="logstore",
+        description="Inspect and use logs in Apache Kafka's on-disk format, without a broker.",
+        epilog="Exit status: 0 success, 1 damage found, 2 usage, 3 locked, 130 interrupted. "
+        "Each command has its own --help with an example.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_command(commands)
+    return parser
+
+
+def _version() -> str:
+    import logstore
+
+    return f"logstore {logstore.__version__}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Run the command and return its exit status.
+
+    Args:
+        argv: Arguments without the program's name; ``sys.argv[1:]`` if None.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except LockedError as error:
+        print(f"logstore: {error}", file=sys.stderr)
+        return EXIT_LOCKED
+    except BrokenPipeError:
+        # The reader of the pipe has gone: nothing is left to say, and Python's own flush at exit
+        # must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (LogStoreError, OSError, ValueError, LookupError) as error:
+        print(f"logstore: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return status

@@ -1,0 +1,114 @@
+"""``logstore info``: what a partition or a log directory holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from logstore.checkpoint import PartitionMetadataFile, topic_partition_of
+from logstore.cli.times import format_timestamp
+from logstore.errors import LogStoreError
+from logstore.inspection import Damage, find_partitions, scan_log_file, segment_paths
+from logstore.partition_state import PartitionState
+
+EXAMPLE = """\
+examples:
+  logstore info data/orders-0
+  logstore info --json copied-disk/kafka-logs | jq -r 'select(.size_bytes > 1e9).partition'
+
+Reads the last segment and the small files only; `logstore verify` reads everything.
+Nothing is written and no lock is taken.
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this subcommand."""
+    parser = commands.add_parser(
+        "info",
+        help="offsets, sizes and state of partitions",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, nargs="+", help="a partition or a log directory")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each partition")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    for path in arguments.path:
+        partitions = find_partitions(path)
+        if not partitions:
+            message = f"{path} holds no partition: no .log file in it or below"
+            raise FileNotFoundError(message)
+        for partition in partitions:
+            fields = describe(partition)
+            if arguments.json:
+                print(json.dumps(fields, separators=(",", ":")))
+            else:
+                _print(fields)
+    return 0
+
+
+def describe(partition: Path) -> dict[str, Any]:
+    """Return what the files of a partition tell, without reading more than its last segment."""
+    segments = segment_paths(partition)
+    state = PartitionState.for_reading(str(partition), beside_writer=True)
+    name = topic_partition_of(partition.name)
+    log_end_offset = max(state.log_start_offset, segments[-1][0] if segments else 0)
+    torn_bytes = 0
+    last_timestamp = -1
+    if segments:
+        for part in scan_log_file(segments[-1][1]):
+            if isinstance(part, Damage):
+                torn_bytes += part.size_bytes
+                continue
+            log_end_offset = int(part.batches["last_offset"][-1]) + 1
+            last_timestamp = max(last_timestamp, int(part.batches["max_timestamp"].max()))
+    sizes = [path.stat().st_size for _, path in segments]
+    names = [path.name for path in partition.iterdir()]
+    return {
+        "path": str(partition),
+        "topic": name[0] if name else None,
+        "partition": name[1] if name else None,
+        "topic_id": _topic_id(partition),
+        "log_start_offset": max(state.log_start_offset, segments[0][0] if segments else 0),
+        "log_end_offset": log_end_offset,
+        "recovery_point": state.recovery_point,
+        "high_watermark": state.high_watermark,
+        "clean_shutdown": state.had_clean_shutdown,
+        "segments": len(segments),
+        "size_bytes": sum(sizes),
+        "unreadable_tail_bytes": torn_bytes,
+        "last_segment_max_timestamp": last_timestamp,
+        "snapshots": sum(name.endswith(".snapshot") for name in names),
+        "leftovers": sorted(
+            name for name in names if name.endswith((".deleted", ".cleaned", ".swap"))
+        ),
+    }
+
+
+def _topic_id(partition: Path) -> str | None:
+    path = partition / "partition.metadata"
+    if not path.exists():
+        return None
+    try:
+        return str(PartitionMetadataFile(path).read().topic_id)
+    except (LogStoreError, ValueError):
+        return None
+
+
+def _print(fields: dict[str, Any]) -> None:
+    print(fields["path"])
+    for name, value in fields.items():
+        if name == "path" or value in (None, [], -1):
+            continue
+        shown: object = value
+        if name == "last_segment_max_timestamp":
+            shown = f"{value} ({format_timestamp(value)})"
+        elif name.endswith("_bytes"):
+            shown = f"{value:,}"
+        elif isinstance(value, list):
+            shown = ", ".join(value)
+        print(f"  {name.replace('_', ' ')}: {shown}")
