@@ -280,6 +280,18 @@ def test_a_record_beyond_the_format_is_refused():
     assert _native.lib.LS_E_TOO_LARGE == result
 
 
+def test_strided_and_unaligned_columns():
+    """Offsets and timestamps in any memory layout; they are copied where C cannot read them."""
+    rows = [Row(7 + index, None, NOISE[:index]) for index in range(5)]
+    data, offsets = joined([row.value for row in rows], np.int64, 0)
+    shifted = np.frombuffer(b"x" + offsets.tobytes(), np.uint8)[1:].view(np.int64)
+    strided = np.repeat(np.arange(7, 12), 2)[::2]
+    assert not shifted.flags.aligned
+    assert not strided.flags.c_contiguous
+    columns = _native.Columns(data, shifted, timestamps=strided)
+    assert reference_batches(rows, 4096) == native_batches(columns, 4096)
+
+
 def test_all_values_null():
     """No value buffer at all: every value is null, as in a batch of tombstones."""
     columns = _native.Columns(

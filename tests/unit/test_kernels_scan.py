@@ -175,6 +175,36 @@ def test_more_batches_than_the_first_cap():
     assert positions.tolist() == result.batches["position"].tolist()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 4), max_size=12), st.integers(400, 900), st.sampled_from([0, 150, 300])
+)
+def test_recovery_in_pieces(counts, piece_bytes, interval):
+    """A segment scanned and indexed piece by piece gives what one scan of the whole gives."""
+    offsets = np.cumsum([0, *counts]).tolist()
+    log = b"".join(batch_of(offset, count) for offset, count in zip(offsets, counts, strict=False))
+    whole = _native.index_batches(
+        _native.scan_batches(log).batches, _native.IndexState(0, interval)
+    )
+    state = _native.IndexState(0, interval)
+    made = [b"", b""]
+    position = next_offset = 0
+    while position < len(log):
+        result = scan(
+            log[position : position + piece_bytes],
+            position=position,
+            next_offset=next_offset,
+            order=True,
+        )
+        assert result.stop in (END, TORN)
+        made = [
+            done + more
+            for done, more in zip(made, _native.index_batches(result.batches, state), strict=True)
+        ]
+        position, next_offset = position + result.valid_bytes, result.next_offset
+    assert (list(whole), offsets[-1]) == (made, next_offset)
+
+
 def test_count_only():
     """Without an array the batches are counted."""
     scanned = _native.ffi.new("struct ls_scan *")
