@@ -311,10 +311,6 @@ class ProducerStateManager:
         """Return the verification under way for a producer."""
         return self._verification_states.get(producer_id)
 
-    def clear_verification_state_entry(self, producer_id: int) -> None:
-        """End a verification."""
-        self._verification_states.pop(producer_id, None)
-
     def maybe_clear_verification_state_entry(self, producer_id: int, batch: ProducerBatch) -> None:
         """
         End a verification if ``batch``, which was accepted, is transactional data or a marker.
@@ -334,7 +330,7 @@ class ProducerStateManager:
             and batch.producer_epoch == entry.epoch
         )
         if not is_of_the_next:
-            self.clear_verification_state_entry(producer_id)
+            self._verification_states.pop(producer_id, None)
 
     def is_missing_required_verification(
         self,
