@@ -25,7 +25,7 @@ Source: Kafka ``OffsetIndex``, ``TimeIndex``; spec section 3.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from logstore._native import (
     BATCH_DTYPE,
+    IndexView,
     offset_index_check,
     offset_index_lookup,
     offset_index_upper_bound,
@@ -55,6 +56,12 @@ __all__ = [
 ]
 
 NO_TIMESTAMP: Final = -1
+
+# An index up to this size is read through when it is mapped; a larger one is searched without the
+# GIL, as any search may wait for the disk.
+WARM_BYTES_MAX: Final = 4 << 20
+
+_new_tuple: Final = tuple.__new__  # Half the time of calling a NamedTuple.
 
 
 class OffsetPosition(NamedTuple):
@@ -124,13 +131,37 @@ class OffsetIndex(IndexFile):
         Cost: O(log entry_count), one C call.
         """
         assert target_offset >= self.base_offset
-        view = self._current_view()
+        view = self._view or self._map()
+        if view.finder is not None:
+            found = view.finder.find(target_offset)
+            if found is None:
+                return OffsetPosition(self.base_offset, 0)
+            return _new_tuple(OffsetPosition, found)
         relative_offset = min(target_offset - self.base_offset, UINT32_MAX)
         slot = offset_index_lookup(view.address, view.count, relative_offset)
         if slot < 0:
             return OffsetPosition(self.base_offset, 0)
         relative_offset, position = self._read(view, slot)
         return OffsetPosition(self.base_offset + relative_offset, position)
+
+    def make_lookup(self) -> Callable[[int], int]:
+        """
+        Return a function in C from an offset to the position that :meth:`lookup` finds.
+
+        It sees the entries that there are now, whatever happens to the index, and keeps the memory.
+
+        Cost: 60 to 80 ns a call at 10,000 entries.
+        """
+        return self._finder(self._current_view()).position
+
+    def _finder(self, view: View) -> IndexView:
+        return IndexView(view.mapping, view.address, view.capacity, view.count, self.base_offset)
+
+    def _prepare(self, view: View) -> None:
+        if view.count * self.ENTRY_BYTES <= WARM_BYTES_MAX:
+            # Without the GIL: from here on searches, which keep it, do not wait for the disk.
+            offset_index_check(view.address, view.count)
+            view.finder = self._finder(view)
 
     def fetch_upper_bound_offset(
         self, start: OffsetPosition, fetch_bytes: int

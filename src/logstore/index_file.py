@@ -22,6 +22,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from logstore._native import IndexView
 from logstore.errors import (
     ClosedError,
     CorruptIndexError,
@@ -39,10 +40,11 @@ class View:
     What readers see: a mapping, and how many of its entries count.
 
     A reader holds the view that it began with, and with it the mapping. ``count`` only grows while
-    the view is current; a truncation lowers it, and an old view keeps its last value.
+    the view is current; a truncation lowers it, and an old view keeps its last value. ``finder``
+    searches an offset index with the GIL kept; without one the search drops it.
     """
 
-    __slots__ = ("address", "bytes", "capacity", "count", "mapping")
+    __slots__ = ("address", "bytes", "capacity", "count", "finder", "mapping")
 
     def __init__(self, mapping: Mapping | None, capacity: int, count: int) -> None:
         assert 0 <= count <= capacity
@@ -51,6 +53,13 @@ class View:
         self.bytes = memoryview(b"") if mapping is None else mapping.view
         self.capacity = capacity
         self.count = count
+        self.finder: IndexView | None = None
+
+    def set_count(self, count: int) -> None:
+        """Publish a number of entries, whose bytes are written."""
+        self.count = count
+        if self.finder is not None:
+            self.finder.count = count
 
 
 class IndexFile:
@@ -206,9 +215,14 @@ class IndexFile:
                     mapping = self._files.map(fd, capacity * self.ENTRY_BYTES)
                 if not was_open:
                     self._release_handle()
-            self._view = View(mapping, capacity, self._entry_count)
+            view = View(mapping, capacity, self._entry_count)
+            self._prepare(view)
+            self._view = view
             self._shown_count = max(self._shown_count, self._entry_count)
-            return self._view
+            return view
+
+    def _prepare(self, view: View) -> None:
+        """Do what a new view needs before readers get it."""
 
     def _read(self, view: View, slot: int) -> tuple[int, int]:
         assert 0 <= slot < view.capacity
@@ -335,7 +349,7 @@ class IndexFile:
             self._is_dirty = True
             self._entry_count = count
             if self._view is not None:
-                self._view.count = count
+                self._view.set_count(count)
                 self._shown_count = max(self._shown_count, count)
 
     def truncate(self) -> None:

@@ -9,14 +9,20 @@ import threading
 import numpy as np
 import pytest
 
-from logstore._native import BATCH_DTYPE
+from logstore._native import BATCH_DTYPE, IndexView
 from logstore.errors import (
     ClosedError,
     CorruptIndexError,
     IndexOffsetOverflowError,
     InvalidOffsetError,
 )
-from logstore.index import OffsetIndex, OffsetPosition, TimeIndex, TimestampOffset
+from logstore.index import (
+    WARM_BYTES_MAX,
+    OffsetIndex,
+    OffsetPosition,
+    TimeIndex,
+    TimestampOffset,
+)
 
 BASE = 100
 
@@ -225,6 +231,62 @@ class TestOffsetIndex:
             file.write(struct.pack(">iI", -5, 0))
         with pytest.raises(CorruptIndexError):
             index.sanity_check()
+
+
+class TestLookupInC:
+    def test_a_lookup_function_keeps_what_it_saw(self, index):
+        """It answers positions, and goes on after the index was closed."""
+        index.append(110, 4200)
+        lookup = index.make_lookup()
+        index.append(150, 9000)
+        index.close()
+        assert [0, 0, 4200, 4200] == [lookup(offset) for offset in (5, 109, 110, 2**62)]
+
+    def test_large_indexes_are_searched_without_the_gil(self, tmp_path):
+        """The answers are the same."""
+        count = WARM_BYTES_MAX // 8 + 1
+        entries = np.empty((count, 2), ">u4")
+        entries[:, 0] = np.arange(1, count + 1)
+        entries[:, 1] = np.arange(count)
+        (tmp_path / "0.index").write_bytes(entries.tobytes())
+        index = OffsetIndex(tmp_path / "0.index", 0)
+        assert index._current_view().finder is None
+        assert [(0, 0), (1, 0), (77, 76), (count, count - 1)] == [
+            index.lookup(offset) for offset in (0, 1, 77, 2**60)
+        ]
+        index.close()
+
+    def test_view_refuses_what_it_cannot_read(self):
+        """Counts stay within the memory, arguments within int64."""
+        memory = np.array([[10, 4200], [50, 9000]], ">u4")
+        view = IndexView(memory, memory.ctypes.data, 2, 1, 100)
+        assert [None, (110, 4200), (110, 4200)] == [view.find(n) for n in (99, 110, 150)]
+        view.count = 2
+        assert ((150, 9000), 9000, 2, 2) == (
+            view.find(150),
+            view.position(150),
+            view.count,
+            view.capacity,
+        )
+        for count in (3, -1, 2**64):
+            with pytest.raises((ValueError, OverflowError)):
+                view.count = count
+        for arguments in (
+            (None, 0, 1, 0, 0),
+            (None, 8, 1, 2, 0),
+            (None, 8, 1, -1, 0),
+            (None, 8, 1, 0, -1),
+        ):
+            with pytest.raises(ValueError):
+                IndexView(*arguments)
+        with pytest.raises(TypeError):
+            IndexView(memory, 8, 1, 0, base_offset=0)
+        with pytest.raises(OverflowError):
+            view.find(2**63)
+        with pytest.raises(TypeError):
+            view.position("1")
+        with pytest.raises(ValueError):
+            del view.count
 
 
 class TestCheck:

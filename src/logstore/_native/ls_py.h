@@ -19,6 +19,7 @@ struct ls_py_state {
     PyTypeObject *record_type;
     PyTypeObject *iterator_type;
     PyTypeObject *log_type;
+    PyTypeObject *index_view_type;
     PyObject *empty_tuple;
     PyObject *epoch;     /* 1970-01-01, UTC-aware */
     PyObject *timedelta; /* the class */
@@ -68,5 +69,6 @@ PyObject *ls_py_find_offset_entry(PyObject *self, PyObject *const *args, Py_ssiz
 PyTypeObject *ls_py_add_record_type(PyObject *module);
 PyTypeObject *ls_py_add_iterator_type(PyObject *module);
 PyTypeObject *ls_py_add_log_type(PyObject *module);
+PyTypeObject *ls_py_add_index_view_type(PyObject *module);
 
 #endif

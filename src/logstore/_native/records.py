@@ -69,9 +69,30 @@ if TYPE_CHECKING:
 
         def _discard(self) -> None: ...
 
+    @final
+    class IndexView:
+        """Entries of an offset index in memory that ``owner`` keeps, searched with the GIL kept."""
+
+        count: int
+
+        def __init__(
+            self, owner: object, address: int, capacity: int, count: int, base_offset: int, /
+        ) -> None: ...
+
+        @property
+        def address(self) -> int: ...
+
+        @property
+        def capacity(self) -> int: ...
+
+        def find(self, offset: int, /) -> tuple[int, int] | None: ...
+
+        def position(self, offset: int, /) -> int: ...
+
 else:
     Record = _objects.Record
     BlockIterator = _objects.BlockIterator
+    IndexView = _objects.IndexView
 
 
 class BlockStop(IntEnum):
