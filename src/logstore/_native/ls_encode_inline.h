@@ -155,14 +155,30 @@ LS_INLINE uint8_t *ls_put_record(uint8_t *at, int32_t offset_delta, int64_t time
                                  int64_t headers_size) {
     int64_t body = ls_record_body_size(offset_delta, timestamp_delta, key_size, value_size, headers_size);
     assert(body <= INT32_MAX);
-    at = ls_put_varint(at, (uint32_t)body << 1);
-    *at++ = 0;
-    at = ls_put_varlong(at, ls_zigzag64(timestamp_delta));
-    at = ls_put_varint(at, ls_zigzag32(offset_delta));
-    if (key_size < 0) {
-        *at++ = 1;
+    uint64_t timestamp_bits = ls_zigzag64(timestamp_delta);
+    uint32_t offset_bits = ls_zigzag32(offset_delta);
+    uint32_t key_bits = key_size < 0 ? 1 : (uint32_t)key_size << 1;
+    if (LS_LIKELY(body < 1 << 13 && timestamp_bits < 1 << 14 && offset_bits < 1 << 14 && key_bits < 1 << 7)) {
+        /* Nearly every record: what precedes the key is one word. */
+        int32_t bytes = body < 1 << 6 ? 1 : 2;
+        uint64_t word = ls_short_varint_word((uint32_t)body << 1, bytes);
+        int32_t shift = 8 * bytes + 8;
+        bytes = timestamp_bits < 1 << 7 ? 1 : 2;
+        word |= ls_short_varint_word((uint32_t)timestamp_bits, bytes) << shift;
+        shift += 8 * bytes;
+        bytes = offset_bits < 1 << 7 ? 1 : 2;
+        word |= ls_short_varint_word(offset_bits, bytes) << shift;
+        shift += 8 * bytes;
+        ls_store_le64(at, word | (uint64_t)key_bits << shift);
+        at += shift / 8 + 1;
     } else {
-        at = ls_put_varint(at, (uint32_t)key_size << 1);
+        at = ls_put_varint(at, (uint32_t)body << 1);
+        *at++ = 0;
+        at = ls_put_varlong(at, timestamp_bits);
+        at = ls_put_varint(at, offset_bits);
+        at = ls_put_varint(at, key_bits);
+    }
+    if (key_size > 0) {
         ls_copy(at, key, key_size);
         at += key_size;
     }
