@@ -1,0 +1,144 @@
+"""
+Arrow data as the columns that C encodes: no copy of values and keys, no Python object per record.
+
+Needs pyarrow, the extra ``arrow``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logstore._native import Columns
+from logstore.extras import import_extra
+from logstore.given_records import GivenColumns, check_units
+
+
+def arrow_columns(
+    data: Any, value: str, key: str | None, timestamp: str | None, now_ms: int
+) -> Iterator[GivenColumns]:
+    """
+    Yield the record batches of Arrow data as columns.
+
+    Args:
+        data: A pyarrow Table or RecordBatch, or anything with the Arrow PyCapsule interface.
+        value: Column of the values.
+        key: Column of the keys, or None.
+        timestamp: Column of the times, or None.
+        now_ms: The time of records without one.
+
+    Raises:
+        KeyError: A column is not there.
+        TypeError: A column has a type that cannot be bytes, or a time.
+        ValueError: A time has no zone, or is in the wrong unit.
+    """
+    pa = import_extra("pyarrow")
+    if isinstance(data, pa.RecordBatch):
+        batches = [data]
+    elif isinstance(data, pa.Table):
+        batches = data.to_batches()
+    elif hasattr(data, "__arrow_c_stream__"):
+        batches = pa.table(data).to_batches()
+    elif hasattr(data, "__arrow_c_array__"):
+        batches = [pa.record_batch(data)]
+    else:
+        raise TypeError(f"{type(data).__name__} is not Arrow data; give a Table or a RecordBatch")
+    for batch in batches:
+        if batch.num_rows:
+            yield _columns(pa, batch, value, key, timestamp, now_ms)
+
+
+def _columns(
+    pa: Any, batch: Any, value: str, key: str | None, timestamp: str | None, now_ms: int
+) -> GivenColumns:
+    values = _binary(pa, _column(batch, value), value)
+    value_parts = _buffers(values)
+    keys: dict[str, Any] = {}
+    null_key: int | None = 0
+    if key is not None:
+        key_array = _binary(pa, _column(batch, key), key)
+        key_data, key_offsets, key_validity = _buffers(key_array)
+        keys = {"keys": key_data, "key_offsets": key_offsets, "key_validity": key_validity}
+        null_key = None
+        if key_array.null_count:
+            null_key = int(np.argmax(key_array.is_null().to_numpy(zero_copy_only=False)))
+    timestamps = None
+    if timestamp is not None:
+        timestamps = _milliseconds(pa, _column(batch, timestamp), timestamp, now_ms)
+        check_units(timestamps)
+    columns = Columns(
+        value_parts[0],
+        value_parts[1],
+        value_validity=value_parts[2],
+        timestamps=timestamps,
+        timestamp=now_ms,
+        count=batch.num_rows,
+        **keys,
+    )
+    return GivenColumns(columns, timestamps, null_key)
+
+
+def _column(batch: Any, name: str) -> Any:
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        raise KeyError(f"there is no column {name!r}; there are {batch.schema.names}")
+    return batch.column(index)
+
+
+def _binary(pa: Any, array: Any, name: str) -> Any:
+    """Return a column as binary or large_binary; other layouts of bytes and text are cast."""
+    types = pa.types
+    kind = array.type
+    if types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return array
+    if types.is_string(kind):
+        return array.cast(pa.binary())
+    if types.is_null(kind):
+        return array.cast(pa.binary())
+    is_view = getattr(types, "is_binary_view", None)
+    is_text_view = getattr(types, "is_string_view", None)
+    if (
+        types.is_large_string(kind)
+        or types.is_fixed_size_binary(kind)
+        or (is_view is not None and is_view(kind))
+        or (is_text_view is not None and is_text_view(kind))
+    ):
+        return array.cast(pa.large_binary())
+    raise TypeError(f"column {name!r} is {kind}, not binary or string; cast it")
+
+
+def _buffers(array: Any) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
+    """Return bytes, offsets and bitmap of a binary column; the bitmap is moved to bit 0."""
+    validity, offsets, data = array.buffers()
+    width = np.int64 if "large" in str(array.type) else np.int32
+    if offsets is None:
+        offset_array = np.zeros(len(array) + 1, width)
+    else:
+        offset_array = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
+    bitmap = None
+    if validity is not None and array.null_count:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        bits = bits[array.offset : array.offset + len(array)]
+        bitmap = np.packbits(bits, bitorder="little")
+    return (b"" if data is None else data), offset_array, bitmap
+
+
+def _milliseconds(pa: Any, array: Any, name: str, now_ms: int) -> npt.NDArray[np.int64]:
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        if kind.tz is None:
+            raise ValueError(f"column {name!r} has times without a zone; cast it to one with")
+        array = array.cast(pa.timestamp("ms", tz=kind.tz), safe=False).cast(pa.int64())
+    elif not pa.types.is_integer(kind):
+        raise TypeError(f"column {name!r} is {kind}, not a timestamp or int64; cast it")
+    else:
+        array = array.cast(pa.int64())
+    if array.null_count:
+        array = array.fill_null(now_ms)
+    return np.ascontiguousarray(array.to_numpy(zero_copy_only=False), np.int64)

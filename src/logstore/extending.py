@@ -1,0 +1,268 @@
+"""
+Appending records as a leader that makes the batches itself: ``extend`` in all its forms.
+
+C walks lists and columns, encodes, checks and writes (``Writer``); here is decided when to roll,
+what is all or nothing, and what must be compressed on the way, which happens in Python because the
+codecs are not in C.
+
+Source: DESIGN.md, "The interface at a glance".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from logstore._native import Buffer, Columns, encode_records, scan_batches, seal_batch
+from logstore.arrow_columns import arrow_columns
+from logstore.compression import CompressionType, compress
+from logstore.errors import (
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogStoreError,
+    PartialAppendError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+)
+from logstore.given_records import (
+    GivenColumns,
+    GivenRecords,
+    Headers,
+    columns_of,
+    given_records,
+)
+
+if TYPE_CHECKING:
+    from logstore.unified_log import UnifiedLog
+
+# Writes records [first, …) in one go, all or nothing if asked; returns how many it wrote.
+_Write = Callable[[int, bool], int]
+
+COMPRESSIONS: Final = ("gzip", "snappy", "lz4", "zstd")
+NO_TIMESTAMP: Final = -1
+
+
+class Extender:
+    """One append of records that are not encoded yet."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: UnifiedLog) -> None:
+        self._log = log
+
+    def extend(
+        self,
+        values: Iterable[Buffer | None],
+        keys: Iterable[Buffer | None] | None,
+        timestamps: Iterable[int | datetime] | None,
+        headers: Iterable[Headers] | None,
+        compression: str | None,
+    ) -> range:
+        """Append what a caller gave; see ``Log.extend``."""
+        codec = self._codec(compression)
+        parts = given_records(values, keys, timestamps, headers)
+        # Of sized input the first part is all there is: it is checked before the lock is taken.
+        first_part = next(parts, None)
+        if codec is CompressionType.NONE:
+            writes = (self._list_write(part) for part in _chain(first_part, parts))
+        else:
+            now_ms = self._log.clock.milliseconds()
+            writes = (
+                self._compressed_write(columns_of(part, now_ms), codec)
+                for part in _chain(first_part, parts)
+            )
+        return self._append(writes)
+
+    def extend_arrow(
+        self, data: Any, value: str, key: str | None, timestamp: str | None, compression: str | None
+    ) -> range:
+        """Append rows of Arrow data; see ``Log.extend_arrow``."""
+        codec = self._codec(compression)
+        parts = list(arrow_columns(data, value, key, timestamp, self._log.clock.milliseconds()))
+        if codec is CompressionType.NONE:
+            return self._append(self._columns_write(part.columns) for part in parts)
+        return self._append(self._compressed_write(part, codec) for part in parts)
+
+    def _codec(self, compression: str | None) -> CompressionType:
+        if compression is None:
+            configured = self._log.config.compression_type
+            compression = "none" if configured in ("producer", "uncompressed") else configured
+        if compression not in ("none", *COMPRESSIONS):
+            raise ValueError(f"compression {compression!r} is not one of {', '.join(COMPRESSIONS)}")
+        return CompressionType.of(compression)
+
+    # -- several writes, one range -----------------------------------------------------------------
+
+    def _append(self, writes: Iterator[tuple[int, _Write]]) -> range:
+        """
+        Write part after part, rolling in between, and return the offsets of all of them.
+
+        Raises:
+            PartialAppendError: A part failed after another one was published.
+        """
+        log = self._log
+        with log.changing():
+            first = end = log.log_end_offset
+            try:
+                for count, write in writes:
+                    log.prepare_append()
+                    self._write_part(count, write)
+                    end = log.log_end_offset
+            except (LogStoreError, ValueError, TypeError) as error:
+                end = log.log_end_offset
+                if end == first:
+                    raise
+                raise PartialAppendError(
+                    f"the append failed after offsets {first} to {end - 1}: {error}",
+                    appended=range(first, end),
+                    path=log.directory,
+                ) from error
+        log.flush_if_due()
+        return range(first, end)
+
+    def _write_part(self, count: int, write: _Write) -> None:
+        """
+        Write a part: in one piece if it fits a segment, else in pieces of at most a segment.
+
+        Source: DESIGN.md: sized input that fits one segment is all or nothing.
+        """
+        log = self._log
+        if count == 0 or write(0, True) == count:
+            return
+        if log.active_segment.size_bytes > 0:
+            log.roll_segment()
+            log.prepare_append()
+            if write(0, True) == count:
+                return
+        done = 0
+        while done < count:
+            written = write(done, False)
+            done += written
+            if done < count:
+                if written == 0 and log.active_segment.size_bytes == 0:
+                    raise RecordBatchTooLargeError(
+                        f"record {done} does not fit a segment of"
+                        f" {log.config.segment_bytes} bytes; raise segment.bytes",
+                        path=log.directory,
+                    )
+                log.roll_segment()
+                log.prepare_append()
+
+    # -- what writes -------------------------------------------------------------------------------
+
+    def _list_write(self, part: GivenRecords) -> tuple[int, _Write]:
+        writer = self._log.writer
+
+        def write(first: int, all_or_nothing: bool) -> int:
+            return writer.append_list(
+                part.values,
+                part.keys,
+                part.timestamps,
+                part.headers,
+                first=first,
+                all_or_nothing=all_or_nothing,
+            ).record_count
+
+        return len(part.values), write
+
+    def _columns_write(self, columns: Columns) -> tuple[int, _Write]:
+        writer = self._log.writer
+
+        def write(first: int, all_or_nothing: bool) -> int:
+            return writer.append_columns(
+                columns, first, columns.count - first, all_or_nothing=all_or_nothing
+            ).record_count
+
+        return columns.count, write
+
+    def _compressed_write(self, given: GivenColumns, codec: CompressionType) -> tuple[int, _Write]:
+        log = self._log
+        config = log.config
+        columns = given.columns
+        now_ms = log.clock.milliseconds()
+        self._check(given, now_ms)
+        level = {
+            CompressionType.GZIP: config.compression_gzip_level,
+            CompressionType.LZ4: config.compression_lz4_level,
+            CompressionType.ZSTD: config.compression_zstd_level,
+        }.get(codec)
+
+        def write(first: int, all_or_nothing: bool) -> int:
+            log_append_time = now_ms if config.message_timestamp_type == "LogAppendTime" else -1
+            base_offset = log.log_end_offset
+            room = config.segment_bytes - log.active_segment.size_bytes
+            sealed: list[bytes] = []
+            done = first
+            while done < columns.count:
+                fields = {
+                    "base_offset": base_offset + done - first,
+                    "leader_epoch": log.leader_epoch,
+                    "log_append_time": log_append_time,
+                }
+                section = encode_records(columns, done, batch_bytes=config.batch_bytes, **fields)
+                batch = seal_batch(
+                    compress(codec, section.data, level),
+                    base_timestamp=section.base_timestamp,
+                    max_timestamp=section.max_timestamp,
+                    last_offset_delta=section.record_count - 1,
+                    record_count=section.record_count,
+                    attributes=int(codec),
+                    **fields,
+                )
+                if len(batch) > config.max_message_bytes:
+                    raise RecordTooLargeError(
+                        f"the batch of record {done} has {len(batch)} bytes, over"
+                        f" max.message.bytes {config.max_message_bytes}; split the record",
+                        path=log.directory,
+                    )
+                if len(batch) > room:
+                    if all_or_nothing:
+                        return 0
+                    break
+                sealed.append(batch)
+                room -= len(batch)
+                done += section.record_count
+            if not sealed:
+                return 0
+            data = b"".join(sealed)
+            headers = scan_batches(data, crc=False).batches
+            if log.must_roll(headers, len(data)):
+                return 0
+            log.write_batches(data, headers)
+            return done - first
+
+        return columns.count, write
+
+    def _check(self, given: GivenColumns, now_ms: int) -> None:
+        """Refuse what the settings do not allow, as C does for what is not compressed."""
+        config = self._log.config
+        if config.compact and given.null_key is not None:
+            raise InvalidRecordError(
+                f"record {given.null_key} has no key, and the log is compacted; give keys",
+                record_errors=[(given.null_key, "a record without key")],
+                path=self._log.directory,
+            )
+        if given.timestamps is None or config.message_timestamp_type == "LogAppendTime":
+            return
+        lowest = now_ms - config.message_timestamp_before_max_ms
+        highest = now_ms + config.message_timestamp_after_max_ms
+        timestamps = given.timestamps
+        wrong = np.flatnonzero(
+            (timestamps != NO_TIMESTAMP) & ((timestamps < lowest) | (timestamps > highest))
+        )
+        if len(wrong):
+            first = int(wrong[0])
+            problem = f"timestamp {timestamps[first]} is outside [{lowest}, {highest}]"
+            raise InvalidTimestampError(
+                f"record {first}: {problem}; see message.timestamp.before.max.ms and after.max.ms",
+                record_errors=[(first, problem)],
+                path=self._log.directory,
+            )
+
+
+def _chain(first: GivenRecords | None, rest: Iterator[GivenRecords]) -> Iterator[GivenRecords]:
+    return rest if first is None else itertools.chain([first], rest)

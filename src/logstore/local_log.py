@@ -1,0 +1,491 @@
+"""
+The segments of one log in order, and what moves them: roll, read, truncate, delete, close.
+
+``LocalLog`` knows files and offsets; producers, leader epochs, watermarks and locks are
+``unified_log.py``'s. Readers see one immutable :class:`Segments` at a time.
+
+Source: Kafka ``LocalLog`` and ``LogSegments``; spec 5.1, 5.6, 5.8, 5.12.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from logstore.errors import OffsetOutOfRangeError, StorageError
+from logstore.file_records import (
+    NO_RECORDS,
+    AbortedTransaction,
+    FetchDataInfo,
+    LogOffsetMetadata,
+)
+from logstore.index import OffsetPosition
+from logstore.segment import (
+    DELETED_SUFFIX,
+    SEGMENT_SUFFIXES,
+    LogSegment,
+    segment_file_name,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from logstore._native import Buffer, Writer
+    from logstore.clock import Clock
+    from logstore.config import LogConfig
+    from logstore.files import Files
+    from logstore.index import AbortedTxn
+    from logstore.scheduler import Scheduler
+
+
+class Segments:
+    """
+    The segments of a log, oldest first; immutable, so that a reader may keep it.
+
+    Source: Kafka ``LogSegments``.
+    """
+
+    __slots__ = ("_base_offsets", "_segments")
+
+    def __init__(self, segments: Iterable[LogSegment] = ()) -> None:
+        self._segments = tuple(sorted(segments, key=lambda segment: segment.base_offset))
+        self._base_offsets = [segment.base_offset for segment in self._segments]
+        assert len(set(self._base_offsets)) == len(self._base_offsets)
+
+    def __iter__(self) -> Iterator[LogSegment]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __contains__(self, base_offset: int) -> bool:
+        return self.get(base_offset) is not None
+
+    @property
+    def first(self) -> LogSegment:
+        """The oldest segment."""
+        return self._segments[0]
+
+    @property
+    def active(self) -> LogSegment:
+        """The newest segment, the only one that is written."""
+        return self._segments[-1]
+
+    def get(self, base_offset: int) -> LogSegment | None:
+        """Return the segment with this base offset, None if there is none."""
+        at = bisect_left(self._base_offsets, base_offset)
+        if at < len(self._segments) and self._base_offsets[at] == base_offset:
+            return self._segments[at]
+        return None
+
+    def floor(self, offset: int) -> LogSegment | None:
+        """Return the segment that an offset belongs to: the last one that begins at or below it."""
+        at = bisect_right(self._base_offsets, offset) - 1
+        return self._segments[at] if at >= 0 else None
+
+    def higher(self, base_offset: int) -> LogSegment | None:
+        """Return the first segment that begins above an offset, None if there is none."""
+        at = bisect_right(self._base_offsets, base_offset)
+        return self._segments[at] if at < len(self._segments) else None
+
+    def above(self, base_offset: int) -> tuple[LogSegment, ...]:
+        """Return the segments that begin above an offset."""
+        return self._segments[bisect_right(self._base_offsets, base_offset) :]
+
+    def between(self, start: int, end: int) -> tuple[LogSegment, ...]:
+        """
+        Return the segments that may hold offsets of ``[start, end)``.
+
+        Source: Kafka ``LogSegments.values(from, to)``.
+        """
+        assert start <= end
+        if start == end:
+            return ()
+        first = max(0, bisect_right(self._base_offsets, start) - 1)
+        return self._segments[first : bisect_left(self._base_offsets, end)]
+
+    def with_segment(self, segment: LogSegment) -> Segments:
+        """Return a copy with one more segment, which replaces one of the same base offset."""
+        kept = [other for other in self._segments if other.base_offset != segment.base_offset]
+        return Segments([*kept, segment])
+
+    def without(self, segments: Iterable[LogSegment]) -> Segments:
+        """Return a copy without some segments."""
+        gone = {id(segment) for segment in segments}
+        return Segments(segment for segment in self._segments if id(segment) not in gone)
+
+
+class LocalLog:
+    """
+    The segments of one log directory and the writer of the active one.
+
+    The log end offset is what the writer has published. Its place in the log follows from the
+    active segment's size.
+
+    **Thread rule**: everything that changes is called under the log's lock; reads are not.
+
+    Source: Kafka ``LocalLog``.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_files",
+        "_held",
+        "_scheduler",
+        "config",
+        "directory",
+        "segments",
+        "writer",
+    )
+
+    def __init__(
+        self,
+        directory: str,
+        config: LogConfig,
+        segments: Iterable[LogSegment],
+        *,
+        writer: Writer,
+        log_end_offset: int,
+        files: Files,
+        clock: Clock,
+        scheduler: Scheduler,
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.segments = Segments(segments)
+        self.writer = writer
+        self._files = files
+        self._clock = clock
+        self._scheduler = scheduler
+        self._held: LogOffsetMetadata | None = None
+        assert len(self.segments) > 0
+        writer.publish(log_end_offset)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    @property
+    def active_segment(self) -> LogSegment:
+        """The segment that is written."""
+        return self.segments.active
+
+    @property
+    def log_end_offset(self) -> int:
+        """What the next record gets."""
+        return self.writer.log_end_offset
+
+    @property
+    def log_end_offset_metadata(self) -> LogOffsetMetadata:
+        """The log end offset and its place: the end of the active segment."""
+        active = self.segments.active
+        offset, size_bytes = active.end(self.writer.log_end_offset)
+        # Asked for after the size: what is held was published before the size grew.
+        held = self._held
+        if held is not None:
+            return held
+        return LogOffsetMetadata(offset, active.base_offset, size_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    def attach(self) -> LogSegment:
+        """Attach the writer to the active segment, if it is not yet, and return the segment."""
+        active = self.segments.active
+        if not active.is_attached:
+            active.attach(self.writer, segment_ms=self.config.max_segment_ms)
+        return active
+
+    def append(self, batches: Buffer, headers: npt.NDArray[np.void]) -> None:
+        """
+        Write batches to the active segment. They are not published before :meth:`publish`.
+
+        Raises:
+            StorageError: The log is as before.
+        """
+        assert self._held is None
+        self._held = self.log_end_offset_metadata
+        try:
+            self.attach().append(batches, headers)
+        except BaseException:
+            self._held = None
+            raise
+
+    def publish(self, log_end_offset: int) -> None:
+        """Let readers see everything below ``log_end_offset``."""
+        self.writer.publish(log_end_offset)
+        self._held = None
+
+    # -- roll --------------------------------------------------------------------------------------
+
+    def new_segment(self, base_offset: int) -> LogSegment:
+        """Return a new, empty segment; its ``.log`` file exists on return."""
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        return LogSegment(
+            self.directory,
+            base_offset,
+            self.config,
+            files=self._files,
+            clock=self._clock,
+            roll_jitter_ms=random.randrange(jitter_ms) if jitter_ms else 0,  # noqa: S311
+        )
+
+    def roll(self, expected_next_offset: int = 0) -> LogSegment:
+        """
+        Seal the active segment and begin a new one at the log end, or at a higher offset.
+
+        An empty active segment with that base offset is replaced.
+
+        Source: Kafka ``LocalLog.roll``; spec 5.8.
+        """
+        base_offset = max(expected_next_offset, self.log_end_offset)
+        active = self.segments.active
+        existing = self.segments.get(base_offset)
+        if existing is not None:
+            if existing is not active or active.size_bytes > 0:
+                raise StorageError(
+                    f"cannot roll to offset {base_offset}: its segment exists and is not empty;"
+                    " run `logstore verify`",
+                    path=existing.log_path,
+                    offset=base_offset,
+                )
+            return self.replace_segment(base_offset, active)
+        if base_offset < active.base_offset:
+            raise StorageError(
+                f"cannot roll to offset {base_offset} below the active segment"
+                f" {active.base_offset}; run `logstore verify`",
+                path=active.log_path,
+                offset=base_offset,
+            )
+        self._delete_strays(base_offset)
+        active.on_become_inactive()
+        segment = self.new_segment(base_offset)
+        self.segments = self.segments.with_segment(segment)
+        active.release_handle()
+        return segment
+
+    def _delete_strays(self, base_offset: int) -> None:
+        """Delete files of a segment that is not there: what a crash may leave behind."""
+        for suffix in SEGMENT_SUFFIXES:
+            path = os.path.join(self.directory, segment_file_name(base_offset, suffix))
+            self._files.unlink(path, missing_ok=True)
+
+    def replace_segment(self, base_offset: int, old: LogSegment) -> LogSegment:
+        """
+        Make a new segment before an old one goes, so that there always is an active one.
+
+        Source: Kafka ``LocalLog.createAndDeleteSegment``.
+        """
+        old.detach()
+        if base_offset == old.base_offset:
+            old.change_file_suffixes("", DELETED_SUFFIX)
+        segment = self.new_segment(base_offset)
+        self.segments = self.segments.without([old]).with_segment(segment)
+        self.delete_segment_files([old])
+        return segment
+
+    # -- read --------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        start_offset: int,
+        max_bytes: int,
+        max_offset: LogOffsetMetadata,
+        *,
+        min_one_message: bool,
+        include_aborted: bool,
+    ) -> FetchDataInfo:
+        """
+        Return the range from the batch of ``start_offset`` up to ``max_offset``.
+
+        Raises:
+            OffsetOutOfRangeError: ``start_offset`` is below the first segment or above the end.
+
+        Source: Kafka ``LocalLog.read``; spec 5.6.
+        """
+        segments = self.segments
+        end = self.log_end_offset_metadata
+        segment = segments.floor(start_offset)
+        if segment is None or start_offset > end.message_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {start_offset} is not in the log, which ends at {end.message_offset};"
+                " seek to its start or its end",
+                offset=start_offset,
+                path=self.directory,
+                log_start_offset=segments.first.base_offset,
+                log_end_offset=end.message_offset,
+            )
+        nothing = () if include_aborted else None
+        if start_offset == max_offset.message_offset:
+            return FetchDataInfo(max_offset, NO_RECORDS, aborted_transactions=nothing)
+        if start_offset > max_offset.message_offset:
+            metadata = self.offset_metadata(start_offset)
+            return FetchDataInfo(metadata, NO_RECORDS, aborted_transactions=nothing)
+
+        while segment is not None:
+            if segment.base_offset < max_offset.segment_base_offset:
+                max_position: int | None = segment.size_bytes
+            elif segment.base_offset == max_offset.segment_base_offset:
+                max_position = max_offset.relative_position_in_segment
+            else:
+                max_position = None  # Also when only the offset of the bound is known.
+            found = segment.read(
+                start_offset, max_bytes, max_position, min_one_message=min_one_message
+            )
+            if found is not None:
+                if include_aborted:
+                    return self._with_aborted(start_offset, segments, segment, found)
+                return found
+            segment = segments.higher(segment.base_offset)
+        # In range, but nothing is left there: compacted away up to the end.
+        return FetchDataInfo(end, NO_RECORDS)
+
+    def offset_metadata(self, offset: int) -> LogOffsetMetadata:
+        """
+        Return where an offset is: the batch's base offset, segment and position.
+
+        Raises:
+            OffsetOutOfRangeError: It is not in the log.
+
+        Source: Kafka ``LocalLog.convertToOffsetMetadataOrThrow``.
+        """
+        return self.read(
+            offset,
+            1,
+            self.log_end_offset_metadata,
+            min_one_message=False,
+            include_aborted=False,
+        ).fetch_offset_metadata
+
+    def _with_aborted(
+        self, start_offset: int, segments: Segments, segment: LogSegment, found: FetchDataInfo
+    ) -> FetchDataInfo:
+        metadata = found.fetch_offset_metadata
+        start = OffsetPosition(metadata.message_offset, metadata.relative_position_in_segment)
+        upper_bound = segment.fetch_upper_bound_offset(start, found.records.size_bytes)
+        if upper_bound is None:
+            following = segments.higher(segment.base_offset)
+            upper_bound = self.log_end_offset if following is None else following.base_offset
+        aborted = _collect_aborted(segments, segment, start_offset, upper_bound)
+        return found._replace(
+            aborted_transactions=tuple(
+                AbortedTransaction(txn.producer_id, txn.first_offset) for txn in aborted
+            )
+        )
+
+    def collect_aborted_transactions(
+        self, log_start_offset: int, start_offset: int, upper_bound_offset: int
+    ) -> list[AbortedTxn]:
+        """Return the aborted transactions that touch ``[start_offset, upper_bound_offset)``."""
+        segments = self.segments
+        segment = segments.floor(start_offset)
+        if segment is None:
+            return []
+        return _collect_aborted(segments, segment, log_start_offset, upper_bound_offset)
+
+    # -- truncate and delete -----------------------------------------------------------------------
+
+    def truncate_to(self, target_offset: int) -> list[LogSegment]:
+        """
+        Remove every batch that has an offset >= ``target_offset``; the log ends there.
+
+        Returns:
+            The segments that went as a whole.
+
+        Source: Kafka ``LocalLog.truncateTo``; spec 5.12.
+        """
+        self.segments.active.detach()
+        deleted = list(self.segments.above(target_offset))
+        last = self.segments.floor(target_offset)
+        assert last is not None
+        found = last.translate_offset(target_offset)
+        position = last.size_bytes if found is None else found.position
+        # No reader may see anything beyond the new end while files change.
+        self._held = LogOffsetMetadata(target_offset, last.base_offset, position)
+        self.writer.publish(target_offset)
+        try:
+            self.remove_and_delete_segments(deleted)
+            last.truncate_to(target_offset)
+        finally:
+            self._held = None
+        return deleted
+
+    def truncate_fully_and_start_at(self, new_offset: int) -> list[LogSegment]:
+        """
+        Remove everything and begin at ``new_offset``.
+
+        Source: Kafka ``LocalLog.truncateFullyAndStartAt``.
+        """
+        deleted = list(self.segments)
+        self.segments.active.detach()
+        self.remove_and_delete_segments(deleted[:-1])
+        self.replace_segment(new_offset, deleted[-1])
+        self.writer.publish(new_offset)
+        return deleted
+
+    def remove_and_delete_segments(
+        self, segments: list[LogSegment], *, asynchronous: bool = True
+    ) -> None:
+        """
+        Take segments out of the log, rename their files, and delete them later.
+
+        Source: Kafka ``LocalLog.removeAndDeleteSegments``.
+        """
+        if not segments:
+            return
+        self.segments = self.segments.without(segments)
+        self.delete_segment_files(segments, asynchronous=asynchronous)
+
+    def delete_segment_files(
+        self, segments: list[LogSegment], *, asynchronous: bool = True
+    ) -> None:
+        """
+        Rename segments' files to ``.deleted``, and delete them after file.delete.delay.ms.
+
+        Source: Kafka ``LocalLog.deleteSegmentFiles``.
+        """
+        for segment in segments:
+            segment.detach()
+            if not segment.has_suffix(DELETED_SUFFIX):
+                segment.change_file_suffixes("", DELETED_SUFFIX)
+
+        def delete() -> None:
+            for segment in segments:
+                segment.delete_if_exists()
+
+        if asynchronous:
+            self._scheduler.schedule("delete-file", delete, self.config.file_delete_delay_ms)
+        else:
+            delete()
+
+    def update_config(self, config: LogConfig) -> None:
+        """Put other settings in force; the writer is told by the log."""
+        self.config = config
+        self.segments.active.detach()  # It is attached again with the new segment.ms.
+
+    def update_directory(self, directory: str) -> None:
+        """Learn that the directory was renamed."""
+        self.directory = directory
+        for segment in self.segments:
+            segment.update_directory(directory)
+
+
+def _collect_aborted(
+    segments: Segments, segment: LogSegment, start_offset: int, upper_bound_offset: int
+) -> list[AbortedTxn]:
+    """
+    Return the aborted transactions of a fetch from one segment's index on until it is complete.
+
+    Source: Kafka ``LocalLog.collectAbortedTransactions``.
+    """
+    aborted: list[AbortedTxn] = []
+    for each in (segment, *segments.above(segment.base_offset)):
+        found, is_complete = each.collect_aborted_txns(start_offset, upper_bound_offset)
+        aborted += found
+        if is_complete:
+            break
+    return aborted

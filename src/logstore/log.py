@@ -1,0 +1,455 @@
+"""
+One partition as a Python program uses it: records in, records out.
+
+``with logstore.open(path) as log:`` gives a :class:`Log`. What replication and a broker need is in
+:class:`~logstore.unified_log.UnifiedLog`, which it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
+
+from logstore._native import Buffer, Record, Writer
+from logstore.append_origin import AppendOrigin
+from logstore.checking import broken_invariants
+from logstore.checkpoint import LeaderEpochCheckpointFile, PartitionMetadataFile
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import LogConfig
+from logstore.errors import LogStoreError
+from logstore.extending import Extender
+from logstore.files import REAL_FILES, Files
+from logstore.given_records import Headers, header_pairs, milliseconds_of
+from logstore.leader_epoch import LeaderEpochCache
+from logstore.loader import LogLoader
+from logstore.local_log import LocalLog
+from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
+from logstore.producer_state import ProducerStateManager
+from logstore.reader import (
+    Isolation,
+    RecordIterator,
+    Start,
+    read_first,
+    read_last,
+    read_one,
+    start_offset,
+)
+from logstore.scheduler import Scheduler, ThreadScheduler
+from logstore.unified_log import MAX_TIMESTAMP, UnifiedLog
+
+if TYPE_CHECKING:
+    from logstore.partition import Checkpoints
+    from logstore.producer_state import VerificationGuard
+    from logstore.segment import TimestampAndOffset
+    from logstore.validator import LogAppendInfo
+    from logstore.watermarks import HighWatermarkMode
+
+Origin = Literal["client", "coordinator", "raft_leader", "replication"]
+
+
+class Log(UnifiedLog):
+    """
+    An append-only, ordered, durable log of records, each at its offset.
+
+    Example::
+
+        with logstore.open("data/orders-0") as log:
+            offset = log.append(b"value", key=b"k")
+            assert log[offset].value == b"value"
+            for record in log.read("earliest"):
+                print(record.offset, record.value)
+
+    **Durability**: an append is *written* when it returns: it survives a crash of the process.
+    ``sync=True`` and :meth:`flush` return when it is *flushed*: it survives a power loss.
+
+    **Thread rule**: any thread may call anything; an append is all or nothing for readers.
+
+    **Fork**: a child may read. Writing raises ForkedError; nothing there flushes or unlocks.
+    """
+
+    # -- making one --------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        config: LogConfig | Mapping[str, object] | None = None,
+        *,
+        log_start_offset: int = 0,
+        recovery_point: int = 0,
+        had_clean_shutdown: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+        scheduler: Scheduler | None = None,
+        files: Files = REAL_FILES,
+        topic_id: str | None = None,
+        high_watermark: HighWatermarkMode = "log_end",
+        high_watermark_offset: int = 0,
+        checkpoints: Checkpoints | None = None,
+        read_only: bool = False,
+    ) -> Self:
+        """
+        Load a partition's directory, recovering it after an unclean end; create it if missing.
+
+        The caller holds the lock and keeps the checkpoints: ``logstore.open`` does.
+
+        Args:
+            directory: ``<topic>-<partition>``, or any other name for a stand-alone log.
+            config: Settings; None: the defaults.
+            log_start_offset: As checkpointed.
+            recovery_point: As checkpointed: below it everything is on the device.
+            had_clean_shutdown: The last writer flushed and closed everything.
+            clock: What time it is.
+            scheduler: Runs background work; None: a thread of its own, ended by :meth:`close`.
+            files: The door to the file system.
+            topic_id: Expected, or given to a directory without one.
+            high_watermark: ``log_end`` or ``replicas``.
+            high_watermark_offset: As checkpointed, for ``replicas``.
+            checkpoints: Where offsets are kept between two opens.
+            read_only: Refuse every change.
+
+        Raises:
+            InconsistentTopicIdError: The directory belongs to another topic id.
+            CorruptRecordError: A committed replacement is damaged; nothing was changed.
+            StorageError: A file cannot be read or written.
+
+        Source: Kafka ``UnifiedLog.create``.
+        """
+        path = os.fspath(directory)
+        config = LogConfig.of(config)
+        if not files.exists(path):
+            _make_directory(files, path)
+        own_scheduler = None
+        if scheduler is None:
+            scheduler = own_scheduler = ThreadScheduler(clock)
+        metadata = PartitionMetadataFile(os.path.join(path, PARTITION_METADATA_FILE), files=files)
+        leader_epochs = LeaderEpochCache(
+            LeaderEpochCheckpointFile(
+                os.path.join(path, LEADER_EPOCH_FILE), create=not read_only, files=files
+            ),
+            scheduler,
+            os.path.basename(path),
+        )
+
+        def new_producer_state() -> ProducerStateManager:
+            return ProducerStateManager(
+                path, config=config, clock=clock, files=files, name=os.path.basename(path)
+            )
+
+        producer_state = new_producer_state()
+        loaded = LogLoader(
+            path,
+            config,
+            leader_epochs=leader_epochs,
+            producer_state=producer_state,
+            new_producer_state=new_producer_state,
+            log_start_offset=log_start_offset,
+            recovery_point=recovery_point,
+            had_clean_shutdown=had_clean_shutdown,
+            files=files,
+            clock=clock,
+        ).load()
+        try:
+            local_log = LocalLog(
+                path,
+                config,
+                loaded.segments,
+                writer=Writer(files.io, clock_address=clock.address),
+                log_end_offset=loaded.log_end_offset,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+            )
+            log = cls(
+                path,
+                local_log,
+                log_start_offset=loaded.log_start_offset,
+                recovery_point=loaded.recovery_point,
+                leader_epochs=leader_epochs,
+                producer_state=producer_state,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+                own_scheduler=own_scheduler,
+                high_watermark=high_watermark,
+                partition_metadata=metadata,
+                checkpoints=checkpoints,
+                read_only=read_only,
+            )
+            log._begin(topic_id, high_watermark_offset)
+        except BaseException:
+            for segment in loaded.segments:
+                segment.close_handlers()
+            raise
+        return log
+
+    # -- append ------------------------------------------------------------------------------------
+    # ``append`` itself is in C: NativeLog.append. What it does not take on comes here.
+
+    def _append_general(
+        self,
+        value: Buffer | None,
+        key: Buffer | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+        sync: bool = False,
+    ) -> int:
+        """Append one record in the general way; see ``append``."""
+        offsets = Extender(self).extend(
+            [value],
+            None if key is None else [key],
+            None if timestamp is None else [milliseconds_of(timestamp)],
+            [header_pairs(headers)] if headers else None,
+            None,
+        )
+        if sync:
+            self.flush(offsets.stop)
+        return offsets.start
+
+    def extend(
+        self,
+        values: Iterable[Buffer | None],
+        *,
+        keys: Iterable[Buffer | None] | None = None,
+        headers: Iterable[Headers] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
+        compression: str | None = None,
+        sync: bool = False,
+    ) -> range:
+        """
+        Append many records and return their offsets.
+
+        Input with a length that fits one segment is all or nothing, for errors and for readers. A
+        larger one, or an iterable without a length, is published in parts of at most a segment.
+
+        Args:
+            values: Buffers; None is a tombstone.
+            keys: As many, or None: no record has a key.
+            headers: As many mappings or sequences of pairs, or None.
+            timestamps: As many, in milliseconds or as aware datetimes; None: now.
+            compression: ``gzip``, ``snappy``, ``lz4``, ``zstd``, or None: as the settings say.
+            sync: Return when everything is on the device.
+
+        Raises:
+            TypeError: An item is neither a buffer nor None; ``values`` is a single value.
+            ValueError: Lengths differ, or a time is in the wrong unit.
+            RecordTooLargeError: A batch would be larger than max.message.bytes.
+            InvalidRecordError: A record breaks a rule of the settings.
+            PartialAppendError: It failed after a part was published; ``appended`` stays.
+            StorageError: Nothing was appended.
+        """
+        offsets = Extender(self).extend(values, keys, timestamps, headers, compression)
+        if sync and offsets:
+            self.flush(offsets.stop)
+        return offsets
+
+    def extend_arrow(
+        self,
+        data: Any,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        timestamp: str | None = None,
+        compression: str | None = None,
+        sync: bool = False,
+    ) -> range:
+        """
+        Append the rows of Arrow data and return their offsets.
+
+        Args:
+            data: A pyarrow Table or RecordBatch, or anything with the Arrow PyCapsule interface.
+            value: Column of the values: binary or string, of any layout.
+            key: Column of the keys.
+            timestamp: Column of the times: a timestamp with a zone, or int64 milliseconds; a null
+                is now.
+            compression: As in :meth:`extend`.
+            sync: Return when everything is on the device.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            KeyError: A column is not there.
+            TypeError: A column has another type.
+        """
+        offsets = Extender(self).extend_arrow(data, value, key, timestamp, compression)
+        if sync and offsets:
+            self.flush(offsets.stop)
+        return offsets
+
+    def append_batches(
+        self,
+        batches: Buffer,
+        *,
+        leader_epoch: int,
+        origin: Origin = "client",
+        verification_guard: VerificationGuard | None = None,
+    ) -> LogAppendInfo:
+        """
+        Append encoded batches, all or nothing: as a leader, or as a follower.
+
+        Args:
+            batches: Record batches; a cut one at the end is ignored.
+            leader_epoch: The leader's epoch, which the batches get; as a follower the highest that
+                is accepted.
+            origin: ``client`` and ``coordinator``: offsets are assigned here. ``raft_leader`` and
+                ``replication`` (a follower): they are taken as they are.
+            verification_guard: Of a producer's first transactional append.
+        """
+        if origin == "replication":
+            return self.append_as_follower(batches, leader_epoch)
+        return self.append_as_leader(
+            batches, leader_epoch, AppendOrigin(origin), verification_guard
+        )
+
+    # -- read --------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        start: Start = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        isolation: Isolation = "read_committed",
+        limit: int | None = None,
+    ) -> RecordIterator[Record]:
+        """
+        Return an iterator over the records from ``start`` up to ``stop``.
+
+        The end is fixed when iteration begins. ``next_offset`` of the iterator is where to resume.
+
+        Args:
+            start: An offset, an aware datetime (the first record at or after it), ``"earliest"`` or
+                ``"latest"``.
+            stop: An offset or datetime, exclusive; None: what is readable when iteration begins.
+            isolation: ``read_committed`` leaves out aborted and undecided transactions,
+                ``read_uncommitted`` reads up to the high watermark, ``log_end`` to the log end.
+            limit: The number of records at most.
+
+        Raises:
+            OffsetOutOfRangeError: ``start`` is not in the log.
+        """
+        self.check_open()
+        first = start_offset(self, start, isolation)
+        return RecordIterator(self, first, stop, isolation, limit=limit)
+
+    def read_values(
+        self,
+        start: Start = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        isolation: Isolation = "read_committed",
+        limit: int | None = None,
+    ) -> RecordIterator[bytes | None]:
+        """Return an iterator over the values alone, which takes a third of the time of read."""
+        self.check_open()
+        first = start_offset(self, start, isolation)
+        return RecordIterator(self, first, stop, isolation, limit=limit, values_only=True)
+
+    def __iter__(self) -> RecordIterator[Record]:
+        return self.read()
+
+    def __getitem__(self, offset: SupportsIndex | slice) -> Record:
+        """
+        Return the record at an offset.
+
+        Raises:
+            OffsetGapError: There is none; ``next_offset`` says where the next one is.
+            OffsetOutOfRangeError: It lies outside the log.
+            TypeError, IndexError: A slice or a negative number.
+        """
+        if isinstance(offset, slice):
+            raise TypeError("a log has no slices; use read(start, stop)")
+        number = offset.__index__()
+        if number < 0:
+            raise IndexError("offsets are not counted from the end; use last() or read()")
+        self.check_open()
+        return read_one(self, number, "read_committed")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def first(self) -> Record | None:
+        """Return the first readable record, None if there is none."""
+        self.check_open()
+        return read_first(self, "read_committed")
+
+    def last(self) -> Record | None:
+        """Return the last readable record, None if there is none."""
+        self.check_open()
+        return read_last(self, "read_committed")
+
+    def offset_at(self, when: int | datetime) -> TimestampAndOffset | None:
+        """
+        Return the first record whose timestamp is at or after a time, None if there is none.
+
+        Args:
+            when: Milliseconds since the epoch, or an aware datetime.
+        """
+        if isinstance(when, datetime):
+            when = milliseconds_of(when)
+        if when < 0:
+            raise ValueError(f"time {when} is negative; give milliseconds since the epoch")
+        return self.fetch_offset_by_timestamp(when)
+
+    def max_timestamp(self) -> TimestampAndOffset | None:
+        """Return the first record that has the largest timestamp, None if none has one."""
+        return self.fetch_offset_by_timestamp(MAX_TIMESTAMP)
+
+    # -- check, close ------------------------------------------------------------------------------
+
+    def check(self) -> Iterator[str]:
+        """
+        Yield a sentence for every invariant that does not hold; nothing means all is well.
+
+        Cost: reads the whole log.
+        """
+        self.check_open()
+        with self._lock:
+            yield from broken_invariants(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"offsets={tuple(self.offsets)}"
+        return f"<Log {self.directory!r} {state}>"
+
+    def __enter__(self) -> Self:
+        self.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(LogStoreError):  # The first error is the one to see.
+            self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_closed", True) or self._is_forked():
+            return
+        with contextlib.suppress(Exception):
+            self.abandon()
+        if not self._is_read_only:
+            warnings.warn(
+                f"{self._directory} was not closed; it is recovered at the next open."
+                " Use `with logstore.open(…)`, or call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+
+def _make_directory(files: Files, path: str) -> None:
+    """Create a log's directory, and the ones above it; durable on return."""
+    missing = []
+    while not files.exists(path):
+        missing.append(path)
+        path = os.path.dirname(os.path.abspath(path))
+    for each in reversed(missing):
+        files.mkdir(each)
+        files.fsync_directory(os.path.dirname(os.path.abspath(each)))

@@ -1,0 +1,720 @@
+"""
+The state of one partition log that must stay consistent: one lock, offsets, settings, listeners.
+
+``unified_log.py`` has what is done with it. Two rules hold here: whatever changes the log does so
+inside :meth:`Partition.changing`, and offsets are only set through :class:`Watermarks`.
+
+Source: Kafka ``UnifiedLog``; spec 5.1, 5.5, 5.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from logstore._native import NativeLog, Writer
+from logstore.config import LogConfig
+from logstore.errors import (
+    ClosedError,
+    ForkedError,
+    InconsistentTopicIdError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StorageError,
+)
+from logstore.file_records import LogOffsetMetadata
+from logstore.flushing import GroupCommit
+from logstore.local_log import LocalLog
+from logstore.segment import LogSegment
+from logstore.watermarks import LogOffsets, Watermarks
+
+if TYPE_CHECKING:
+    from logstore.checkpoint import PartitionMetadataFile
+    from logstore.clock import Clock
+    from logstore.files import Files
+    from logstore.leader_epoch import LeaderEpochCache
+    from logstore.producer_state import ProducerStateManager
+    from logstore.reader import RecordIterator
+    from logstore.scheduler import Action, Scheduler, Task, ThreadScheduler
+    from logstore.waiter import Listener
+    from logstore.watermarks import HighWatermarkMode
+
+FLUSH_MESSAGES_NEVER: Final = 2**63 - 1
+LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA_FILE: Final = "partition.metadata"
+EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
+
+# Space is allocated ahead of the writer (DESIGN.md D12): a quarter of a segment, within these.
+PREALLOCATED_SEGMENT_BYTES_MIN: Final = 1 << 20
+PREALLOCATED_BYTES_MAX: Final = 16 << 20
+
+
+class Checkpoints(Protocol):
+    """Where a log's offsets are kept between two opens (DESIGN.md D3)."""
+
+    def write(self, offsets: LogOffsets) -> None:
+        """Make the offsets durable."""
+        ...
+
+    def close(self, *, clean: bool) -> None:
+        """Give the writer's lock back; ``clean``: everything was flushed and closed."""
+        ...
+
+
+class Partition(NativeLog):
+    """
+    One partition's lock, offsets, settings and listeners, around its segments.
+
+    **Thread rule**: any thread may call anything. Changes take the log's lock; reads do not.
+
+    Source: Kafka ``UnifiedLog``.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        local_log: LocalLog,
+        *,
+        log_start_offset: int,
+        recovery_point: int,
+        leader_epochs: LeaderEpochCache,
+        producer_state: ProducerStateManager,
+        files: Files,
+        clock: Clock,
+        scheduler: Scheduler,
+        high_watermark: HighWatermarkMode,
+        partition_metadata: PartitionMetadataFile,
+        own_scheduler: ThreadScheduler | None = None,
+        checkpoints: Checkpoints | None = None,
+        read_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+        self._directory = directory
+        self._local_log = local_log
+        self._writer: Writer = local_log.writer
+        self._files = files
+        self._clock = clock
+        self._scheduler = scheduler
+        self._checkpoints = checkpoints
+        self._partition_metadata = partition_metadata
+        self._topic_id: str | None = None
+        self._own_scheduler = own_scheduler
+        self._readers: weakref.WeakSet[RecordIterator[Any]] = weakref.WeakSet()
+        self._is_closed = False
+        self._is_read_only = read_only
+        self._depth = 0  # Of nested changes, by the thread that holds the lock.
+        self._pid = os.getpid()
+        self._truncations = 0
+        self._last_flush_ms = clock.milliseconds()
+        self._listeners: dict[object, Listener] = {}
+        self._told: LogOffsets | None = None
+        # The last watermark whose place had to be looked up, and what was found.
+        self._looked_up: tuple[LogOffsetMetadata, LogOffsetMetadata] | None = None
+        self._producer_expiry: Task | None = None
+        self._watermarks = Watermarks(
+            high_watermark,
+            log_start_offset=log_start_offset,
+            recovery_point=recovery_point,
+            log_end=self._log_end_offset_metadata,
+        )
+        self._group_commit = GroupCommit(
+            self._flush_below, lambda: self._watermarks.recovery_point, directory
+        )
+        self.leader_epochs: Final = leader_epochs
+        self.producer_state: Final = producer_state
+        self._refresh_first_unstable_offset()
+
+    def _begin(self, topic_id: str | None, high_watermark: int) -> None:
+        """Finish what a new object needs: topic id, high watermark, expiry, the C append path."""
+        self._load_topic_id(topic_id)
+        if self._watermarks.mode == "replicas" and high_watermark > 0:
+            self._set_high_watermark(LogOffsetMetadata(high_watermark))
+        if not self._is_read_only:
+            every_ms = self.config.producer_id_expiration_check_interval_ms
+            if every_ms != EXPIRATION_CHECK_NEVER:
+                self._producer_expiry = self._scheduler.schedule(
+                    "PeriodicProducerExpirationCheck",
+                    _weakly(self, type(self)._expire_producers),
+                    every_ms,
+                    every_ms,
+                )
+            self._bind_writer(self._writer)
+        self.refresh_fast_path()
+
+    def _load_topic_id(self, expected: str | None) -> None:
+        """
+        Read the topic id, or record the expected one in a directory without.
+
+        Source: Kafka ``UnifiedLog.initializeTopicId``.
+        """
+        metadata = self._partition_metadata
+        if metadata.exists():
+            found = metadata.read().topic_id
+            if expected is not None and expected != found:
+                raise InconsistentTopicIdError(
+                    f"the directory belongs to topic id {found}, not {expected};"
+                    " open the right directory",
+                    path=self._directory,
+                )
+            self._topic_id = found
+        elif expected is not None and not self._is_read_only:
+            self._topic_id = expected
+            metadata.record(expected)
+            self._scheduler.schedule(
+                "flush-metadata-file", _weakly(self, type(self).flush_metadata)
+            )
+
+    def _expire_producers(self) -> None:
+        with self.changing():
+            self.producer_state.remove_expired_producers(self._clock.milliseconds())
+
+    # -- what it is --------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> str:
+        """The directory of the partition."""
+        return self._directory
+
+    @property
+    def name(self) -> str:
+        """The directory's name: topic and partition, as a rule."""
+        return os.path.basename(self._directory)
+
+    @property
+    def clock(self) -> Clock:
+        """The log's clock."""
+        return self._clock
+
+    @property
+    def writer(self) -> Writer:
+        """The writing end of the active segment."""
+        return self._writer
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings in force."""
+        return self._local_log.config
+
+    @property
+    def topic_id(self) -> str | None:
+        """The topic id of ``partition.metadata``, None if there is none."""
+        return self._topic_id
+
+    @property
+    def segments(self) -> tuple[LogSegment, ...]:
+        """The segments, oldest first."""
+        return tuple(self._local_log.segments)
+
+    @property
+    def active_segment(self) -> LogSegment:
+        """The segment that is written."""
+        return self._local_log.active_segment
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self._local_log.size_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log was closed."""
+        return self._is_closed
+
+    @property
+    def readers(self) -> weakref.WeakSet[RecordIterator[Any]]:
+        """Reads that have begun; closing tells each to say so at its next step."""
+        return self._readers
+
+    @property
+    def decompressed_bytes_max(self) -> int:
+        """Bound of one decompressed batch."""
+        return self.config.decompressed_bytes_max
+
+    # -- offsets -----------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> LogOffsets:
+        """The five offsets of one moment."""
+        return self._watermarks.snapshot()
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._watermarks.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """What the next record gets."""
+        return self._writer.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Below it everything is replicated; see ``watermarks.py`` for the two modes."""
+        return self._watermarks.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided."""
+        return self._watermarks.last_stable_offset
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """The first offset of the first undecided transaction, None if there is none."""
+        return self._watermarks.first_unstable_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Below it everything is on the device."""
+        return self._watermarks.recovery_point
+
+    def _log_end_offset_metadata(self) -> LogOffsetMetadata:
+        return self._local_log.log_end_offset_metadata
+
+    @property
+    def log_end_offset_metadata(self) -> LogOffsetMetadata:
+        """The log end offset and its place."""
+        return self._local_log.log_end_offset_metadata
+
+    def offset_metadata(self, offset: int) -> LogOffsetMetadata:
+        """
+        Return where an offset is; with positions -1 if it is not in the log.
+
+        The offset of the answer is the base offset of its batch, as in Kafka 4.1.
+
+        Source: Kafka ``maybeConvertToOffsetMetadata``.
+        """
+        try:
+            self._check_log_start(offset)
+            return self._local_log.offset_metadata(offset)
+        except OffsetOutOfRangeError:
+            return LogOffsetMetadata(offset)
+
+    def _check_log_start(self, offset: int) -> None:
+        if offset < self.log_start_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} is below the log start {self.log_start_offset};"
+                " read from 'earliest'",
+                offset=offset,
+                path=self._directory,
+                log_start_offset=self.log_start_offset,
+                log_end_offset=self.log_end_offset,
+            )
+
+    # -- one lock, and what every change does ------------------------------------------------------
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """
+        Hold the log's lock and keep the C append path out; tell the listeners afterwards.
+
+        Raises:
+            ClosedError: The log was closed.
+            ForkedError: This process is a child of the one that opened the log.
+            ReadOnlyError: The log was opened with mode "r".
+            PoisonedError: An fsync failed.
+        """
+        try:
+            with self._lock:
+                self.check_writable()
+                self._depth += 1
+                try:
+                    with self._writer.exclusive():
+                        yield
+                finally:
+                    self._depth -= 1
+        finally:
+            if self._listeners and not self._depth:
+                self._tell_listeners()
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the log was closed."""
+        if self._is_closed:
+            raise ClosedError(f"{self._directory} is closed; open the log again")
+
+    def check_writable(self) -> None:
+        """Raise if the log may not be changed: closed, forked, read-only or poisoned."""
+        self.check_open()
+        if self._is_forked():
+            raise ForkedError(
+                f"{self._directory} was opened by process {self._pid}; open it in the child",
+                path=self._directory,
+            )
+        if self._is_read_only:
+            raise ReadOnlyError(
+                f'{self._directory} was opened with mode "r"; open it with mode "a" to change it',
+                path=self._directory,
+            )
+        self._group_commit.check()
+
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def sync_producer_state(self) -> None:
+        """Let producer state know what the C append path has written."""
+        producer_state = self.producer_state
+        if producer_state.map_end_offset < self._writer.log_end_offset:
+            producer_state.update_map_end_offset(self._writer.log_end_offset)
+
+    def refresh_fast_path(self) -> None:
+        """
+        Tell the writer the settings in force, and whether single appends may take the C path.
+
+        They may if nobody has to know of each append: the high watermark is the log end, there is
+        no listener, no flush.messages, nothing to compress, no topic id to be written first, and
+        the leader epoch is in the cache.
+        """
+        config = self.config
+        epoch = self.leader_epoch
+        segment = self._local_log.active_segment
+        fast = (
+            not self._is_closed
+            and self._group_commit.poison is None
+            and self._watermarks.mode == "log_end"
+            and not self._listeners
+            and config.flush_messages == FLUSH_MESSAGES_NEVER
+            and config.compression_type in ("producer", "uncompressed")
+            and not self._is_read_only
+            and self._partition_metadata.recorded_topic_id is None
+            and self.leader_epochs.latest_epoch == epoch
+        )
+        self._writer.configure(
+            leader_epoch=epoch,
+            segment_bytes=config.segment_bytes,
+            index_interval_bytes=segment.index_interval_bytes,
+            max_message_bytes=config.max_message_bytes,
+            batch_bytes=config.batch_bytes_max,
+            preallocate_bytes=_preallocated_bytes(config),
+            log_append_time=config.message_timestamp_type == "LogAppendTime",
+            timestamp_before_max_ms=config.message_timestamp_before_max_ms,
+            timestamp_after_max_ms=config.message_timestamp_after_max_ms,
+            key_required=config.compact,
+            fast=fast,
+        )
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that appended records carry: the latest one known, 0 in a new log."""
+        latest = self.leader_epochs.latest_epoch
+        return 0 if latest is None else latest
+
+    # -- listeners ---------------------------------------------------------------------------------
+
+    def add_listener(self, listener: Listener) -> Callable[[], None]:
+        """
+        Call ``listener(log)`` after the log end, a watermark or the log start moved.
+
+        It runs in the thread that made the move, outside all locks, and should be short. Moves that
+        come close together may be told as one.
+
+        Returns:
+            A function that removes the listener.
+        """
+        token = object()
+        with self.changing():
+            if self._told is None:
+                self._told = self.offsets
+            self._listeners[token] = listener
+            self.refresh_fast_path()
+
+        def remove() -> None:
+            with self._lock:
+                self._listeners.pop(token, None)
+                if not self._is_closed:
+                    self.refresh_fast_path()
+
+        return remove
+
+    def _tell_listeners(self) -> None:
+        offsets = self.offsets
+        if offsets == self._told:
+            return
+        self._told = offsets
+        for listener in list(self._listeners.values()):
+            listener(self)
+
+    # -- settings and topic id ---------------------------------------------------------------------
+
+    def update_config(self, config: LogConfig | Mapping[str, object]) -> None:
+        """
+        Put other settings in force; those of a segment count from the next one on.
+
+        Args:
+            config: Complete settings, or a mapping of what changes.
+
+        Source: Kafka ``updateConfig``.
+        """
+        with self.changing():
+            if not isinstance(config, LogConfig):
+                config = self.config.replace(**config)
+            self._local_log.update_config(config)
+            self.producer_state.config = config
+            self.refresh_fast_path()
+
+    def assign_topic_id(self, topic_id: str) -> None:
+        """
+        Give the partition a topic id; it is written before the next record.
+
+        Raises:
+            InconsistentTopicIdError: It has another one.
+
+        Source: Kafka ``assignTopicId``.
+        """
+        with self.changing():
+            if self._topic_id is not None and self._topic_id != topic_id:
+                raise InconsistentTopicIdError(
+                    f"the directory belongs to topic id {self._topic_id}, not {topic_id};"
+                    " open the right directory",
+                    path=self._directory,
+                )
+            if self._topic_id is None:
+                self._topic_id = topic_id
+                self._partition_metadata.record(topic_id)
+                self._scheduler.schedule(
+                    "flush-metadata-file", _weakly(self, type(self).flush_metadata)
+                )
+                self.refresh_fast_path()
+
+    def flush_metadata(self) -> None:
+        """Write ``partition.metadata`` if it is not written yet."""
+        if self._partition_metadata.recorded_topic_id is None:
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._partition_metadata.maybe_flush()
+                self.refresh_fast_path()
+
+    # -- flush -------------------------------------------------------------------------------------
+
+    def flush(self, offset: int | None = None, *, force: bool = False) -> None:
+        """
+        Make everything below ``offset`` durable; concurrent calls share one flush.
+
+        **Durability**: on return everything below ``offset`` survives a power loss, and
+        :attr:`recovery_point` is at least ``offset``.
+
+        Args:
+            offset: None: everything that is there.
+            force: Flush an empty active segment, too, as a shutdown does.
+
+        Raises:
+            StorageError: What reached the disk is unknown; the log is poisoned.
+
+        Source: Kafka ``UnifiedLog.flush``; spec 5.8.
+        """
+        self.check_open()
+        offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
+        if force:
+            self._group_commit.alone(lambda: self._flush(offset + 1, offset))
+        elif offset > self.recovery_point:
+            self._group_commit.wait_for(offset)
+
+    def _flush_below(self, offset: int) -> None:
+        self._flush(offset, offset)
+
+    def _flush(self, flush_offset: int, recovery_point: int) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            truncations = self._truncations
+            start = self._watermarks.recovery_point
+            segments = self._local_log.segments.between(start, max(start, flush_offset))
+        for segment in segments:
+            try:
+                segment.flush()
+            except (ClosedError, StorageError):
+                if self._local_log.segments.get(segment.base_offset) is segment:
+                    raise  # Else retention has deleted it meanwhile.
+        if any(segment.base_offset >= start for segment in segments):
+            self._files.fsync_directory(self._directory)
+        with self._lock:
+            # A truncation in between may have put other bytes below the offset.
+            if truncations == self._truncations and recovery_point > self.recovery_point:
+                self._watermarks.set_recovery_point(recovery_point)
+                self._last_flush_ms = self._clock.milliseconds()
+
+    @property
+    def last_flush_ms(self) -> int:
+        """When the recovery point last rose, in milliseconds since the epoch."""
+        return self._last_flush_ms
+
+    # -- watermarks --------------------------------------------------------------------------------
+
+    def update_high_watermark(self, offset: int) -> int:
+        """
+        Set the high watermark within [log start, log end]; return what it is then.
+
+        Source: Kafka ``updateHighWatermark``; spec 5.5.
+        """
+        if offset < 0:
+            raise ValueError(f"high watermark {offset} is negative; give an offset")
+        with self.changing():
+            return self._set_high_watermark(LogOffsetMetadata(offset)).message_offset
+
+    def _set_high_watermark(self, high_watermark: LogOffsetMetadata) -> LogOffsetMetadata:
+        high_watermark = self._watermarks.set_high_watermark(high_watermark)
+        self._on_high_watermark_updated()
+        return high_watermark
+
+    def _on_high_watermark_updated(self) -> None:
+        self.producer_state.on_high_watermark_updated(self._watermarks.high_watermark)
+        self._refresh_first_unstable_offset()
+
+    def maybe_increment_high_watermark(
+        self, offset: int | LogOffsetMetadata
+    ) -> LogOffsetMetadata | None:
+        """
+        Raise the high watermark, as a leader; return what it was, None if it did not move.
+
+        Raises:
+            ValueError: The offset is beyond the log end.
+
+        Source: Kafka ``maybeIncrementHighWatermark``.
+        """
+        new = offset if isinstance(offset, LogOffsetMetadata) else self._if_exact(offset)
+        with self.changing():
+            if new.message_offset > self.log_end_offset:
+                raise ValueError(
+                    f"high watermark {new.message_offset} is beyond the log end"
+                    f" {self.log_end_offset}; append first"
+                )
+            old = self._placed(self._watermarks.high_watermark_metadata)
+            old = old._replace(message_offset=self.high_watermark)
+            if old.message_offset < new.message_offset or (
+                old.message_offset == new.message_offset
+                and not old.message_offset_only
+                and not new.message_offset_only
+                and old.on_older_segment(new)
+            ):
+                self._set_high_watermark(new)
+                return old
+            return None
+
+    def _if_exact(self, offset: int) -> LogOffsetMetadata:
+        """Return an offset with its place if it is the base offset of a batch, or the end."""
+        found = self.offset_metadata(offset)
+        return found if found.message_offset == offset else LogOffsetMetadata(offset)
+
+    def maybe_update_high_watermark(self, offset: int) -> int | None:
+        """
+        Set the high watermark within bounds, as a follower; None if that is what it was.
+
+        Source: Kafka ``maybeUpdateHighWatermark``.
+        """
+        if offset < 0:
+            raise ValueError(f"high watermark {offset} is negative; give an offset")
+        with self.changing():
+            old = self._watermarks.high_watermark
+            new = self._set_high_watermark(LogOffsetMetadata(offset)).message_offset
+            return None if new == old else new
+
+    def _update_high_watermark_with_log_end(self) -> None:
+        """Keep the high watermark's place right when it is the end, and lower it to the end."""
+        if self._watermarks.high_watermark >= self.log_end_offset:
+            self._set_high_watermark(self.log_end_offset_metadata)
+
+    def _placed(self, watermark: LogOffsetMetadata) -> LogOffsetMetadata:
+        """
+        Return a watermark with its place, looked up if it is not known.
+
+        What was looked up has the base offset of the batch found, as in Kafka 4.1: the watermark
+        itself may lie in a gap before the batch, or inside it.
+        """
+        if not watermark.message_offset_only:
+            return watermark
+        looked_up = self._looked_up
+        if looked_up is None or looked_up[0] is not watermark:
+            looked_up = self._looked_up = (
+                watermark,
+                self.offset_metadata(watermark.message_offset),
+            )
+        return looked_up[1]
+
+    def _refresh_first_unstable_offset(self) -> None:
+        """
+        Learn the first unstable offset from producer state.
+
+        Source: Kafka ``maybeIncrementFirstUnstableOffset``.
+        """
+        unstable = self.producer_state.first_unstable_offset
+        start = self._watermarks.log_start_offset
+        if unstable is not None and (
+            unstable.message_offset_only or unstable.message_offset < start
+        ):
+            offset = max(unstable.message_offset, start)
+            found = self.offset_metadata(offset)
+            # In a gap it is the batch behind the gap, as in Kafka; but never below the log start.
+            unstable = found._replace(message_offset=max(offset, found.message_offset))
+        if unstable != self._watermarks.first_unstable_offset_metadata:
+            self._watermarks.set_first_unstable_offset(unstable)
+
+    def offset_snapshot(
+        self,
+    ) -> tuple[int, LogOffsetMetadata, LogOffsetMetadata, LogOffsetMetadata]:
+        """
+        Return log start, log end, high watermark and last stable offset, with their places.
+
+        Source: Kafka ``fetchOffsetSnapshot``.
+        """
+        watermarks = self._watermarks
+        last_stable = self._placed(watermarks.last_stable_offset_metadata)
+        high_watermark = self._placed(watermarks.high_watermark_metadata)
+        return self.log_start_offset, self.log_end_offset_metadata, high_watermark, last_stable
+
+    def maybe_increment_log_start_offset(self, offset: int) -> bool:
+        """
+        Raise the log start offset; return whether it moved. Segments go later, by retention.
+
+        **Durability**: durable on return.
+
+        Raises:
+            OffsetOutOfRangeError: The offset is above the high watermark.
+
+        Source: Kafka ``maybeIncrementLogStartOffset``; spec 5.5.
+        """
+        with self.changing():
+            if offset > self.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"log start {offset} is above the high watermark {self.high_watermark};"
+                    " wait for replication",
+                    offset=offset,
+                    path=self._directory,
+                    log_start_offset=self.log_start_offset,
+                    log_end_offset=self.log_end_offset,
+                )
+            if offset <= self.log_start_offset:
+                return False
+            self.sync_producer_state()
+            self._watermarks.set_log_start_offset(offset)
+            self.leader_epochs.truncate_from_start(offset)
+            self.producer_state.on_log_start_offset_incremented(offset)
+            self._refresh_first_unstable_offset()
+            self._write_checkpoints()
+            return True
+
+    def _write_checkpoints(self) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.write(self.offsets)
+
+
+def _preallocated_bytes(config: LogConfig) -> int:
+    """Return how much space to allocate ahead of the writer; 0 with Kafka's own preallocation."""
+    if config.preallocate or config.segment_bytes < PREALLOCATED_SEGMENT_BYTES_MIN:
+        return 0
+    return min(config.segment_bytes // 4, PREALLOCATED_BYTES_MAX)
+
+
+def _weakly(log: Any, method: Callable[[Any], object]) -> Action:
+    """Return a call of a log's method that does not keep the log alive, for the scheduler."""
+    reference = weakref.ref(log)
+
+    def call() -> None:
+        found = reference()
+        if found is not None and not found.is_closed:
+            method(found)
+
+    return call
