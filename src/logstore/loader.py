@@ -381,7 +381,12 @@ class LogLoader:
         """
         now_ms = self._clock.milliseconds()
         state = self._recovery_state
-        if state is None or self._predecessor(segment) != self._recovered_base:
+        if (
+            state is None
+            or self._predecessor(segment) != self._recovered_base
+            # Kafka finds no snapshot then: those up to the log start are gone.
+            or segment.base_offset <= self._log_start_checkpoint
+        ):
             state = self._new_producer_state()
             rebuild_producer_state(
                 state,
