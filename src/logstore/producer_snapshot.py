@@ -230,11 +230,31 @@ def snapshot_offset_of(name: str) -> int | None:
     return offset if offset < 2**63 and snapshot_file_name(offset) == name else None
 
 
+def _in_kafkas_order(entries: list[ProducerStateEntry]) -> list[ProducerStateEntry]:
+    """
+    Return entries as Kafka writes them: in the order of its hash map's buckets.
+
+    Any order is valid; with the same one the files are the same, byte for byte. (Kafka's table also
+    remembers how many producers there once were. Then the orders differ.)
+
+    Source: Java ``HashMap``, ``Long.hashCode``.
+    """
+    bucket_count = 16
+    while len(entries) > bucket_count * 3 // 4:
+        bucket_count *= 2
+
+    def bucket(entry: ProducerStateEntry) -> int:
+        folded = (entry.producer_id ^ (entry.producer_id >> 32)) & 0xFFFF_FFFF
+        return (folded ^ (folded >> 16)) & (bucket_count - 1)
+
+    return sorted(entries, key=bucket)  # Stable: within a bucket the first one known is first.
+
+
 def encode_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
     """Return the contents of a snapshot file."""
     body = bytearray()
     count = 0
-    for entry in entries:
+    for entry in _in_kafkas_order(list(entries)):
         first_offset = entry.current_txn_first_offset
         body += ENTRY.pack(
             entry.producer_id,
