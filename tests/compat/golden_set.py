@@ -1,0 +1,43 @@
+"""
+The golden set: log directories of real brokers, packed by family in ``golden/<family>.tar.xz``.
+
+``golden/README.md`` says what is in them and how they were made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+PACKED = Path(__file__).resolve().parent / "golden"
+
+
+def families() -> list[str]:
+    """Names of the packed families."""
+    return sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
+
+
+def directory(cache: Path) -> Path:
+    """
+    Return the directory of the unpacked set.
+
+    Args:
+        cache: Where to unpack; a family that is there and as new as its archive stays.
+    """
+    given = os.environ.get("LOGSTORE_GOLDEN")
+    if given:
+        return Path(given)
+    for family in families():
+        archive = PACKED / f"{family}.tar.xz"
+        status = archive.stat()
+        stamp = f"{status.st_size} {status.st_mtime_ns}"
+        stamp_file = cache / f"{family}.stamp"
+        if stamp_file.exists() and stamp_file.read_text() == stamp:
+            continue
+        shutil.rmtree(cache / family, ignore_errors=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(cache, filter="data")
+        stamp_file.write_text(stamp)
+    return cache
