@@ -519,6 +519,5 @@ def _check_producers(
         ended = append_info.append(batch, first_offset)
         if ended is not None:
             completed.append(ended)
-        if batch.is_transactional:
-            state.clear_verification_state_entry(producer_id)
+        state.maybe_clear_verification_state_entry(producer_id, batch)
     return _Producers(updated, completed, None)
