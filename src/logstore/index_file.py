@@ -160,8 +160,8 @@ class IndexFile:
             with handle.lease() as fd:
                 self._files.ftruncate(fd, size)
         except BaseException:
-            handle.close()
             self._files.unlink(self.path, missing_ok=True)
+            handle.close()
             raise
         self._handle = handle
         self._is_dirty = True
@@ -387,20 +387,25 @@ class IndexFile:
             size = self._rounded(size)
             if size == self._file_bytes:
                 return False
-            with self.handle.lease() as fd:
+            handle = self.handle
+            with handle.lease() as fd:
                 shown_bytes = self._shown_count * self.ENTRY_BYTES
                 if size < self._file_bytes and (
                     size < shown_bytes or self._files.link_count(fd) > 1
                 ):
-                    self._replace(fd, size)
+                    self._handle = self._replacement(fd, size)
+                    self._shown_count = 0
                 else:
                     self._files.ftruncate(fd, size)
-            self._view = None  # Readers at work keep the old one.
-            self._file_bytes = size
-            self._set_entry_count(min(self._entry_count, size // self.ENTRY_BYTES))
+                # Before the lease ends: closing may fail, but the file has changed.
+                self._view = None  # Readers at work keep the old one.
+                self._file_bytes = size
+                self._set_entry_count(min(self._entry_count, size // self.ENTRY_BYTES))
+            if handle is not self._handle:
+                handle.close()
             return True
 
-    def _replace(self, fd: int, size: int) -> None:
+    def _replacement(self, fd: int, size: int) -> FileHandle:
         """Put the entries that stay into a new file of ``size`` bytes under the same name."""
         kept_bytes = min(self._entry_count * self.ENTRY_BYTES, size)
         temporary = self.path + TEMPORARY_SUFFIX
@@ -411,13 +416,11 @@ class IndexFile:
                 self._files.ftruncate(new_fd, size)
             self._files.rename(temporary, self.path)
         except BaseException:
-            handle.close()
             self._files.unlink(temporary, missing_ok=True)
+            handle.close()
             raise
         handle.path = self.path
-        self._release_handle()
-        self._handle = handle
-        self._shown_count = 0
+        return handle
 
     def trim_to_valid_size(self) -> None:
         """Cut the file to its entries: the segment takes no more. Gives up the descriptor."""
