@@ -30,6 +30,11 @@ ENTRY_BYTES_MAX = 2**31 - 1
 HEADER_UP_TO_MAGIC = 17
 LOG_OVERHEAD = 12
 BATCH_OVERHEAD = 61
+LEGACY_OVERHEAD = 26
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+RELATIVE_OFFSET_MAX = 2**31 - 1
+OFFSET_MAX = 2**63 - 1
 
 Entry = RecordBatch | LegacyEntry
 
@@ -75,12 +80,27 @@ class Part(NamedTuple):
     data: memoryview
     batches: npt.NDArray[Any]
 
+    def head(self, count: int) -> Part | None:
+        """Return the first ``count`` entries, or None for none of them."""
+        if count == 0:
+            return None
+        if count == len(self.batches):
+            return self
+        end = int(self.batches["position"][count]) - self.position
+        return Part(self.position, self.data[:end], self.batches[:count])
+
     def entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield each entry with its position in the file."""
         position = self.position
         for entry in iterate_batches(self.data):
             yield position, entry
             position += entry.size_bytes
+
+
+def reason_of(error: LogStoreError, path: Path) -> str:
+    """Return what an error says, for a line that names the file already."""
+    reason = error.message.replace(str(path), path.name).partition("; ")[0]
+    return reason.rpartition(f"{path.name}: ")[2]
 
 
 def find_partitions(path: Path) -> list[Path]:
@@ -124,10 +144,18 @@ def segment_paths(directory: Path) -> list[tuple[int, Path]]:
     )
 
 
+def segment_ranges(directory: Path) -> list[tuple[int, Path, int | None]]:
+    """Return base offset, path and the next segment's base offset of every ``.log`` file."""
+    segments = segment_paths(directory)
+    ends = [*(base_offset for base_offset, _ in segments[1:]), None]
+    return [(*segment, end) for segment, end in zip(segments, ends, strict=False)]
+
+
 def scan_log_file(
     path: Path,
     *,
     next_offset: int | None = None,
+    end_offset: int | None = None,
     files: Files = REAL_FILES,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[Part | Damage]:
@@ -140,6 +168,7 @@ def scan_log_file(
     Args:
         path: The file.
         next_offset: Lowest offset that its first entry may have; its base offset if None.
+        end_offset: Where the next segment begins: no entry here reaches it. None if there is none.
         files: The door to the file system.
         chunk_bytes: How much is read at a time; a larger entry is read whole.
 
@@ -147,7 +176,7 @@ def scan_log_file(
     """
     descriptor = files.open(path, os.O_RDONLY)
     try:
-        yield from _Scan(path, descriptor, files, chunk_bytes).parts(
+        yield from _Scan(path, descriptor, files, chunk_bytes, end_offset).parts(
             base_offset_of(path) if next_offset is None else next_offset
         )
     finally:
@@ -163,11 +192,14 @@ def base_offset_of(path: Path) -> int:
 class _Scan:
     """The scan of one file; see :func:`scan_log_file`."""
 
-    def __init__(self, path: Path, descriptor: int, files: Files, chunk_bytes: int) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, files: Files, chunk_bytes: int, end_offset: int | None
+    ) -> None:
         self._path = path
         self._descriptor = descriptor
         self._files = files
         self._chunk_bytes = chunk_bytes
+        self._end_offset = OFFSET_MAX if end_offset is None else end_offset
         self._size = files.size(descriptor)
         self._resumed_at = 0
 
@@ -177,29 +209,43 @@ class _Scan:
     def parts(self, next_offset: int) -> Iterator[Part | Damage]:
         position = 0
         while position < self._size:
-            data = self._read(position, self._chunk_bytes)
-            if not data:
+            data = self._read(position, max(self._chunk_bytes, self._whole_bytes(position)))
+            part = self._valid_part(data, position, next_offset)
+            end = position if part is None else position + len(part.data)
+            # What stopped the run is read as a whole, or never will be.
+            is_judged = end + self._whole_bytes(end) <= position + len(data)
+            if part is None and not is_judged:
                 return  # Cut while it was read.
-            part, next_offset = self._valid_part(data, position, next_offset)
+            if part is not None and end < self._size:
+                count = len(part.batches)
+                if not is_judged:
+                    # The last entry is judged together with the one behind it.
+                    part = part.head(max(1, count - 1))
+                elif self._is_misplaced(part, next_offset, end):
+                    part = part.head(count - 1)
             if part is not None:
                 yield part
                 position += len(part.data)
-                if position == self._size:
-                    return
-            entry_bytes = self._entry_bytes(position)
-            if part is not None and len(part.data) + entry_bytes > len(data):
-                continue  # What comes next is not yet read as a whole.
-            if part is None and len(data) < entry_bytes <= self._size - position:
-                # One entry larger than a chunk.
-                part, next_offset = self._valid_part(
-                    self._read(position, entry_bytes), position, next_offset
-                )
-                if part is not None:
-                    yield part
-                    position += len(part.data)
-                    continue
-            yield self._damage(position, next_offset)
-            position = self._resumed_at
+                next_offset = int(part.batches["last_offset"][-1]) + 1
+            if is_judged and position < self._size:
+                yield self._damage(position, next_offset)
+                position = self._resumed_at
+
+    def _is_misplaced(self, part: Part, next_offset: int, end: int) -> bool:
+        """
+        Return whether the last entry of a run has a wrong base offset, which no CRC covers.
+
+        It leaves a gap, and the valid entry behind it has offsets that fit in there.
+        """
+        last = part.batches[-1]
+        before = part.batches["last_offset"][:-1]
+        expected = int(before[-1]) + 1 if len(before) else next_offset
+        header = bytes(self._read(end, BATCH_OVERHEAD))
+        return (
+            int(last["base_offset"]) > expected
+            and int.from_bytes(header[:8], "big", signed=True) <= int(last["last_offset"])
+            and self._is_entry(end, header, expected)
+        )
 
     def _damage(self, position: int, next_offset: int) -> Damage:
         """Return the damage at ``position``; reading goes on at ``_resumed_at``."""
@@ -210,23 +256,38 @@ class _Scan:
         try:
             entry = next(iterate_batches(data), None)
         except LogStoreError as error:
-            reason = error.message
+            reason = reason_of(error, self._path)
         else:
             if entry is None:
                 kind, reason = "torn", "the last entry is not complete"
             else:
-                kind, reason = _entry_problem(entry, next_offset)
+                kind, reason = self._entry_problem(entry, next_offset)
         if end < self._size:
-            return Damage(
-                self._path, position, size, next_offset, "corrupt" if kind == "torn" else kind,
-                f"{reason}; {size} bytes up to the next valid batch",
-            )  # fmt: skip
-        if self._is_zero(position, end):
-            kind, reason = "zeros", "zero bytes, as a crash leaves behind a grown file"
-        return Damage(
-            self._path, position, size, next_offset, kind,
-            f"{reason}; no valid batch follows in the last {size} bytes",
-        )  # fmt: skip
+            if kind == "torn":
+                kind, reason = "corrupt", "its length reaches beyond the end of the file"
+            reason = f"{reason}; {size} bytes up to the next valid batch"
+        elif self._is_zero(position, end):
+            kind = "zeros"
+            reason = f"{size} zero bytes up to the end, as a crash leaves behind in a grown file"
+        else:
+            reason = f"{reason}; no valid batch follows in the last {size} bytes"
+        return Damage(self._path, position, size, next_offset, kind, reason)
+
+    def _entry_problem(self, entry: Entry, next_offset: int) -> tuple[str, str]:
+        """Return the kind of damage and what is wrong with a complete entry not accepted."""
+        offsets = f"its offsets {entry.base_offset} to {entry.last_offset}"
+        try:
+            entry.ensure_valid()
+            if entry.last_offset < next_offset or entry.base_offset < next_offset:
+                return "order", f"{offsets} begin below {next_offset}"
+            if entry.last_offset >= self._end_offset:
+                return "order", f"{offsets} reach into the next segment, from {self._end_offset} on"
+            entry.records()
+        except LogStoreError as error:
+            return "corrupt", reason_of(error, self._path)
+        if entry.base_offset > next_offset:
+            return "order", f"{offsets} do not fit between {next_offset} and those behind it"
+        return "corrupt", "its header contradicts itself"
 
     def _is_zero(self, position: int, end: int) -> bool:
         while position < end:
@@ -244,10 +305,13 @@ class _Scan:
         length = int.from_bytes(header[8:12], "big", signed=True)
         return LOG_OVERHEAD + length if 0 < length <= ENTRY_BYTES_MAX - LOG_OVERHEAD else 0
 
-    def _valid_part(
-        self, data: memoryview, position: int, next_offset: int
-    ) -> tuple[Part | None, int]:
-        """Return the valid entries at the start of ``data``, and the next offset expected."""
+    def _whole_bytes(self, position: int) -> int:
+        """Size of the entry at ``position`` if the file can hold it, else 0."""
+        size = self._entry_bytes(position)
+        return size if size <= self._size - position else 0
+
+    def _valid_part(self, data: memoryview, position: int, next_offset: int) -> Part | None:
+        """Return the valid entries at the start of ``data``."""
         found: list[npt.NDArray[Any]] = []
         valid_bytes = 0
         while valid_bytes < len(data):
@@ -270,8 +334,10 @@ class _Scan:
             valid_bytes += int(row["size_bytes"][0])
             next_offset = int(row["last_offset"][0]) + 1
         if valid_bytes == 0:
-            return None, next_offset
-        return Part(position, data[:valid_bytes], np.concatenate(found)), next_offset
+            return None
+        part = Part(position, data[:valid_bytes], np.concatenate(found))
+        beyond = np.flatnonzero(part.batches["last_offset"] >= self._end_offset)
+        return part.head(int(beyond[0])) if len(beyond) else part
 
     def _legacy_row(
         self, data: memoryview, position: int, next_offset: int
@@ -295,57 +361,74 @@ class _Scan:
         return row
 
     def _resynchronise(self, damaged: int, next_offset: int) -> int:
-        """Return where the next valid batch begins, or the end of the file."""
-        position = damaged + 1
-        while position < self._size:
-            data = bytes(self._read(position, self._chunk_bytes + BATCH_OVERHEAD))
-            # Magic 2 is at byte 16 of a batch.
-            at = data.find(b"\x02", HEADER_UP_TO_MAGIC - 1)
-            while at >= 0:
-                start = at - HEADER_UP_TO_MAGIC + 1
-                header = data[start : start + BATCH_OVERHEAD]
-                if self._is_batch(position + start, header, next_offset):
-                    return position + start
-                at = data.find(b"\x02", at + 1)
-            position += self._chunk_bytes
-        return self._size
+        """
+        Return where the next valid entry begins, or the end of the file.
 
-    def _is_batch(self, position: int, header: bytes, next_offset: int) -> bool:
-        """Return whether a whole valid batch with a plausible offset is at ``position``."""
-        if len(header) < BATCH_OVERHEAD:
-            return False
-        size = LOG_OVERHEAD + int.from_bytes(header[8:12], "big", signed=True)
-        offset = int.from_bytes(header[:8], "big", signed=True)
+        If the damaged entry's own length leads to a valid entry or to the end, a valid entry found
+        on the way there may be part of a record's value: it counts only if a run of valid entries
+        goes from it to exactly there.
+        """
+        size = self._whole_bytes(damaged)
+        claimed_end = damaged + size if size >= LEGACY_OVERHEAD else 0
+        if claimed_end < self._size:
+            header = bytes(self._read(claimed_end, BATCH_OVERHEAD))
+            if not self._is_entry(claimed_end, header, next_offset):
+                claimed_end = 0
+        for position in self._candidates(damaged + 1, claimed_end or self._size, next_offset):
+            header = bytes(self._read(position, BATCH_OVERHEAD))
+            if self._is_entry(position, header, next_offset) and (
+                claimed_end == 0 or self._run_end(position, claimed_end, next_offset) == claimed_end
+            ):
+                return position
+        return claimed_end or self._size
+
+    def _run_end(self, position: int, end: int, next_offset: int) -> int:
+        """Return where a run of valid entries from ``position`` on ends, at most at ``end``."""
+        while position < end:
+            part = self._valid_part(
+                self._read(position, min(self._chunk_bytes, end - position)), position, next_offset
+            )
+            if part is None:
+                break
+            position += len(part.data)
+            next_offset = int(part.batches["last_offset"][-1]) + 1
+        return position
+
+    def _candidates(self, start: int, end: int, next_offset: int) -> Iterator[int]:
+        """Yield where an entry could begin: offset, size and magic are plausible."""
         base = base_offset_of(self._path)
-        if not BATCH_OVERHEAD <= size <= self._size - position:
-            return False
-        if not max(next_offset, base) <= offset <= base + ENTRY_BYTES_MAX:
-            return False
-        scan = _native.scan_batches(self._read(position, size), next_offset=next_offset, cap=1)
-        return len(scan.batches) == 1
+        for position in range(start, end, self._chunk_bytes):
+            data = self._read(position, self._chunk_bytes + HEADER_UP_TO_MAGIC - 1)
+            count = min(len(data) - HEADER_UP_TO_MAGIC + 1, end - position)
+            if count <= 0:
+                return
+            # Every position at once: columns that overlap.
+            offsets = np.ndarray((count,), ">i8", data, 0, (1,))
+            lengths = np.ndarray((count,), ">i4", data, 8, (1,))
+            magics = np.frombuffer(data, np.uint8)[HEADER_UP_TO_MAGIC - 1 :][:count]
+            plausible = (magics <= 2) & (lengths >= LEGACY_OVERHEAD - LOG_OVERHEAD)  # Magic.
+            plausible &= (offsets >= max(next_offset, base)) & (offsets < self._end_offset)
+            plausible &= offsets <= base + RELATIVE_OFFSET_MAX
+            for slot in np.flatnonzero(plausible).tolist():
+                yield position + slot
 
-
-def _entry_problem(entry: Entry, next_offset: int) -> tuple[str, str]:
-    """Return the kind of damage and what is wrong with a complete entry that was not accepted."""
-    try:
-        entry.ensure_valid()
-        if entry.last_offset < next_offset or entry.base_offset < next_offset:
-            offsets = f"{entry.base_offset} to {entry.last_offset}"
-            return "order", f"its offsets {offsets} begin below {next_offset}"
-        entry.records()
-    except LogStoreError as error:
-        return "corrupt", error.message
-    return "corrupt", "its header contradicts itself"
+    def _is_entry(self, position: int, header: bytes, next_offset: int) -> bool:
+        """Return whether a whole valid entry with plausible offsets is at ``position``."""
+        size = self._whole_bytes(position)
+        if size < LEGACY_OVERHEAD or len(header) < HEADER_UP_TO_MAGIC:
+            return False
+        if int.from_bytes(header[:8], "big", signed=True) > (
+            base_offset_of(self._path) + RELATIVE_OFFSET_MAX
+        ):
+            return False
+        part = self._valid_part(self._read(position, size), position, next_offset)
+        return part is not None and len(part.data) == size
 
 
 def scan_partition(directory: Path, *, files: Files = REAL_FILES) -> Iterator[Part | Damage]:
     """Scan every segment of a partition in order; offsets must increase across segments, too."""
-    next_offset = 0
-    for base_offset, path in segment_paths(directory):
-        for found in scan_log_file(path, next_offset=max(base_offset, next_offset), files=files):
-            yield found
-            if isinstance(found, Part):
-                next_offset = int(found.batches["last_offset"].max()) + 1
+    for base_offset, path, end_offset in segment_ranges(directory):
+        yield from scan_log_file(path, next_offset=base_offset, end_offset=end_offset, files=files)
 
 
 class TransactionOutcomes:
@@ -361,10 +444,10 @@ class TransactionOutcomes:
         for part in scan_partition(directory, files=files):
             if isinstance(part, Damage):
                 continue
-            transactional = (part.batches["attributes"] & 0x10) != 0
+            transactional = (part.batches["attributes"] & TRANSACTIONAL) != 0
             for row in part.batches[transactional]:
                 producer_id = int(row["producer_id"])
-                if not row["attributes"] & 0x20:
+                if not row["attributes"] & CONTROL:
                     open_since.setdefault(producer_id, int(row["base_offset"]))
                     continue
                 marker = _marker(part, int(row["position"]))
@@ -382,6 +465,12 @@ class TransactionOutcomes:
             if offset > batch.last_offset:
                 return aborted
         return False
+
+
+def abort_marker(part: Part, position: int) -> bool:
+    """Return whether the control batch at ``position`` aborts a transaction."""
+    marker = _marker(part, position)
+    return marker is not None and marker[1]
 
 
 def _marker(part: Part, position: int) -> tuple[int, bool] | None:

@@ -1,50 +1,59 @@
 """
 Every damage of a partition, found by reading it; nothing is written and no lock is taken.
 
-The batches are the truth: indexes, snapshots, epochs and checkpoints are judged against them.
+The batches are the truth: indexes, snapshots, epochs and checkpoints are judged against them. One
+cause is named once: an index entry or a gap that damage in the segment explains is not named again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from logstore import _native
-from logstore.checkpoint import (
-    LeaderEpochCheckpointFile,
-    OffsetCheckpointFile,
-    PartitionMetadataFile,
-    topic_partition_of,
-)
 from logstore.errors import LogStoreError
-from logstore.file_dump import kind_of
-from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
-from logstore.inspection import Damage, Part, base_offset_of, scan_log_file, segment_paths
-from logstore.producer_snapshot import read_snapshot
+from logstore.index import AbortedTxn, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.inspection import (
+    CONTROL,
+    OFFSET_MAX,
+    RELATIVE_OFFSET_MAX,
+    TRANSACTIONAL,
+    Damage,
+    Part,
+    abort_marker,
+    reason_of,
+    scan_log_file,
+    segment_ranges,
+)
+from logstore.quarantined_offsets import OffsetRange, quarantined_offsets
 from logstore.record import RecordBatch
+from logstore.state_verification import Contents, offset_of, verify_state, was_compacted
 
 CODEC_MASK = 0x07
-CONTROL = 0x20
-DELETE_HORIZON = 0x40
-RELATIVE_OFFSET_MAX = 2**31 - 1
-ROOT_CHECKPOINTS = (
-    "recovery-point-offset-checkpoint",
-    "log-start-offset-checkpoint",
-    "replication-offset-checkpoint",
-    "cleaner-offset-checkpoint",
-)
+ENTRY_BYTES = {".index": 8, ".timeindex": 12, ".txnindex": 34}
+_ENTRY = re.compile(r"^(?:\S+: )?entry (\d+): ")
+
+
+class _Segment(NamedTuple):
+    """What a segment's ``.log`` file holds."""
+
+    base_offset: int
+    path: Path
+    batches: npt.NDArray[Any]
+    lost: list[OffsetRange]
+    aborted: list[AbortedTxn]
 
 
 def verify_partition(
     directory: Path, *, advance: Callable[[int], None] = lambda _: None
 ) -> Iterator[Damage]:
     """
-    Yield every damage of one partition directory, in the order of its files.
+    Yield every damage of one partition directory: segment by segment, then the other files.
 
     Args:
         directory: A partition directory.
@@ -52,50 +61,99 @@ def verify_partition(
 
     Cost: One pass over all segments with CRC; compressed batches are decompressed.
     """
-    segments = segment_paths(directory)
-    headers: list[npt.NDArray[Any]] = []
-    next_offset = 0
-    for number, (base_offset, path) in enumerate(segments):
-        batches, next_offset = yield from _verify_segment(path, next_offset, advance)
-        headers.append(batches)
-        is_active = number == len(segments) - 1
-        yield from _verify_indexes(directory, base_offset, batches, is_active=is_active)
-    batches = np.concatenate(headers) if headers else np.empty(0, _native.BATCH_DTYPE)
-    paths = dict(segments)
-    if not _was_compacted(directory, batches):
-        yield from _verify_gaps(paths, batches)
-    yield from _verify_other_files(directory, batches)
+    # Before the segments: beside a live writer the log only grows.
+    before = Contents.checkpoints_of(directory)
+    ranges = segment_ranges(directory)
+    segments: list[_Segment] = []
+    open_transactions: dict[int, int] = {}
+    for base_offset, path, end_offset in ranges:
+        segment = yield from _verify_segment(path, end_offset, open_transactions, advance)
+        segments.append(segment)
+        yield from _verify_indexes(segment, is_active=end_offset is None)
+        assert segment.base_offset == base_offset
+    replaced: list[OffsetRange] = []
+    for path in sorted(directory.glob("*.log.swap")):
+        segment = yield from _verify_segment(path, None, {}, advance)
+        replaced.append(_range_of(segment))
+    batches = _concatenate([segment.batches for segment in segments])
+    lost = [each for segment in segments for each in segment.lost]
+    is_compacted = was_compacted(directory, batches)
+    if not is_compacted:
+        known = [*lost, *replaced, *quarantined_offsets(directory)]
+        yield from _verify_gaps({segment.base_offset: segment.path for segment in segments},
+                                batches, known)  # fmt: skip
+    contents = Contents(
+        directory, batches, before,
+        bases=[base_offset for base_offset, _, _ in ranges],
+        is_complete=not lost and not replaced,
+        is_compacted=is_compacted,
+    )  # fmt: skip
+    yield from verify_state(contents)
 
 
-def verify_root(directory: Path) -> Iterator[Damage]:
-    """Yield the damages of the checkpoint files of a log directory."""
-    for name in ROOT_CHECKPOINTS:
-        path = directory / name
-        if path.exists():
-            yield from _problem(path, "checkpoint", OffsetCheckpointFile(path).read)
+def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return np.concatenate([np.empty(0, _native.BATCH_DTYPE), *parts])
+
+
+def _range_of(segment: _Segment) -> OffsetRange:
+    last = segment.batches["last_offset"]
+    return OffsetRange(segment.base_offset, int(last[-1]) if len(last) else segment.base_offset)
 
 
 def _verify_segment(
-    path: Path, next_offset: int, advance: Callable[[int], None]
-) -> Generator[Damage, None, tuple[npt.NDArray[Any], int]]:
-    """Yield damages of one ``.log`` file; return its headers and the next offset."""
-    base_offset = base_offset_of(path)
-    found = [np.empty(0, _native.BATCH_DTYPE)]
-    for part in scan_log_file(path, next_offset=max(next_offset, base_offset)):
+    path: Path,
+    end_offset: int | None,
+    open_transactions: dict[int, int],
+    advance: Callable[[int], None],
+) -> Generator[Damage, None, _Segment]:
+    """Yield damages of one ``.log`` file, and return what it holds."""
+    base_offset = offset_of(path.name)
+    assert base_offset is not None
+    found: list[npt.NDArray[Any]] = []
+    lost: list[OffsetRange] = []
+    aborted: list[AbortedTxn] = []
+    damaged_from: int | None = None
+    for part in scan_log_file(path, end_offset=end_offset):
         if isinstance(part, Damage):
             advance(part.size_bytes)
+            damaged_from = part.offset if damaged_from is None else damaged_from
             yield part
             continue
+        if damaged_from is not None:
+            lost.append(OffsetRange(damaged_from, int(part.batches["base_offset"][0]) - 1))
+            damaged_from = None
         advance(len(part.data))
         found.append(part.batches)
-        next_offset = int(part.batches["last_offset"][-1]) + 1
+        aborted += _aborted_transactions(part, open_transactions)
         yield from _verify_compressed(path, part)
-        if next_offset - 1 - base_offset > RELATIVE_OFFSET_MAX:
+        last_offset = int(part.batches["last_offset"][-1])
+        if last_offset - base_offset > RELATIVE_OFFSET_MAX:
             yield Damage(
-                path, part.position, len(part.data), next_offset - 1, "order",
-                f"offset {next_offset - 1} is more than 2^31 - 1 above the segment's base offset",
+                path, part.position, len(part.data), last_offset, "order",
+                f"offset {last_offset} is more than 2^31 - 1 above the segment's base offset",
             )  # fmt: skip
-    return np.concatenate(found), next_offset
+    if damaged_from is not None:
+        end = OFFSET_MAX if end_offset is None else end_offset - 1
+        lost.append(OffsetRange(damaged_from, end))
+    return _Segment(base_offset, path, _concatenate(found), lost, aborted)
+
+
+def _aborted_transactions(part: Part, open_transactions: dict[int, int]) -> Iterator[AbortedTxn]:
+    """Yield the transactions that a part aborts; ``open_transactions`` goes on with the log."""
+    rows = part.batches[(part.batches["attributes"] & TRANSACTIONAL) != 0]
+    for producer_id, base_offset, attributes, position in zip(
+        rows["producer_id"].tolist(),
+        rows["base_offset"].tolist(),
+        rows["attributes"].tolist(),
+        rows["position"].tolist(),
+        strict=True,
+    ):
+        if not attributes & CONTROL:
+            open_transactions.setdefault(producer_id, base_offset)
+            continue
+        first_offset = open_transactions.pop(producer_id, None)
+        if first_offset is not None and abort_marker(part, position):
+            yield AbortedTxn(producer_id, first_offset, base_offset, 0)
 
 
 def _verify_compressed(path: Path, part: Part) -> Iterator[Damage]:
@@ -114,127 +172,111 @@ def _verify_compressed(path: Path, part: Part) -> Iterator[Damage]:
             entry.records()
         except LogStoreError as error:
             yield Damage(
-                path, position, entry.size_bytes, entry.last_offset, "corrupt", error.message
-            )
+                path, position, entry.size_bytes, entry.base_offset, "corrupt",
+                f"{reason_of(error, path)}; its CRC is right",
+            )  # fmt: skip
 
 
-def _verify_indexes(
-    directory: Path, base_offset: int, batches: npt.NDArray[Any], *, is_active: bool
-) -> Iterator[Damage]:
-    stem = directory / f"{base_offset:020d}"
+# ---- indexes -------------------------------------------------------------------------------------
+def _verify_indexes(segment: _Segment, *, is_active: bool) -> Iterator[Damage]:
     for kind in (OffsetIndex, TimeIndex):
-        path = stem.with_suffix(".index" if kind is OffsetIndex else ".timeindex")
+        path = segment.path.with_suffix(".index" if kind is OffsetIndex else ".timeindex")
         if not path.exists():
-            if len(batches):
-                yield Damage(path, 0, 0, base_offset, "index", "the file is missing")
+            if len(segment.batches):
+                yield Damage(path, 0, 0, segment.base_offset, "index", "the file is missing")
             continue
-        index = kind(path, base_offset, writable=False)
+        index = kind(path, segment.base_offset, writable=False)
         try:
-            for problem in index.check(batches, allow_padding=is_active):
-                yield Damage(path, 0, index.size_bytes, base_offset, "index", problem)
+            problems = list(index.check(segment.batches, allow_padding=is_active))
+            if segment.lost and problems:
+                column = 0 if kind is OffsetIndex else 1
+                offsets = index.entries()[:, column].tolist()
+                problems = [each for each in problems if not _is_lost(each, offsets, segment.lost)]
         except LogStoreError as error:
-            yield Damage(path, 0, 0, base_offset, "index", error.message)
+            problems = [reason_of(error, path)]
         finally:
             index.close_handler()
-    path = stem.with_suffix(".txnindex")
-    if path.exists():
-        yield from _verify_transaction_index(path, base_offset, batches)
+        yield from _index_damage(path, problems, segment.base_offset)
+    yield from _verify_transaction_index(segment)
 
 
-def _verify_transaction_index(
-    path: Path, base_offset: int, batches: npt.NDArray[Any]
-) -> Iterator[Damage]:
-    index = TransactionIndex(path, base_offset)
+def _verify_transaction_index(segment: _Segment) -> Iterator[Damage]:
+    path = segment.path.with_suffix(".txnindex")
+    index = TransactionIndex(path, segment.base_offset)
+    problems: list[str] = []
+    entries: list[AbortedTxn] = []
     try:
-        index.sanity_check()
-        markers = set(batches["last_offset"][(batches["attributes"] & CONTROL) != 0].tolist())
-        for number, aborted in enumerate(index.all_aborted_txns()):
-            if aborted.last_offset not in markers:
-                yield Damage(
-                    path, number * 34, 34, aborted.last_offset, "index",
-                    f"entry {number} names offset {aborted.last_offset}, which is no marker",
-                )  # fmt: skip
+        if path.exists():
+            problems += index.check()
+            entries = index.all_aborted_txns()
+            index.sanity_check()
     except LogStoreError as error:
-        yield Damage(path, 0, 0, base_offset, "index", error.message)
+        problems.append(reason_of(error, path))
     finally:
         index.close()
+    flags = segment.batches["attributes"]
+    markers = set(segment.batches["last_offset"][(flags & CONTROL) != 0].tolist())
+    offsets = [entry.last_offset for entry in entries]
+    problems += [
+        f"entry {number}: offset {offset} is no marker's"
+        for number, offset in enumerate(offsets)
+        if offset not in markers
+    ]
+    problems = [each for each in problems if not _is_lost(each, offsets, segment.lost)]
+    if not problems:
+        missing = [each for each in segment.aborted if each.last_offset not in offsets]
+        if missing:
+            reason = (
+                f"the transaction of producer {missing[0].producer_id} aborted at offset"
+                f" {missing[0].last_offset} is not in it"
+            )
+            problems = [reason if path.exists() else f"the file is missing: {reason}"]
+    yield from _index_damage(path, problems, segment.base_offset)
 
 
-def _was_compacted(directory: Path, batches: npt.NDArray[Any]) -> bool:
-    """
-    Return whether the log was ever compacted, as far as its files tell.
-
-    The topic's configuration is not on disk; a cleaner checkpoint, a delete horizon or a batch with
-    fewer records than offsets are.
-    """
-    v2 = batches[batches["magic"] == 2]  # Magic.
-    holes = v2["record_count"] < v2["last_offset"] - v2["base_offset"] + 1
-    if holes.any() or ((v2["attributes"] & DELETE_HORIZON) != 0).any():
-        return True
-    checkpoint = directory.parent / "cleaner-offset-checkpoint"
-    try:
-        return topic_partition_of(directory.name) in OffsetCheckpointFile(checkpoint).read()
-    except LogStoreError:
+def _is_lost(problem: str, offsets: list[int], lost: list[OffsetRange]) -> bool:
+    """Return whether an entry is about offsets that damage in the segment has taken."""
+    entry = _ENTRY.match(problem)
+    if entry is None or int(entry[1]) >= len(offsets):
         return False
+    offset = offsets[int(entry[1])]
+    return any(each.first <= offset <= each.last for each in lost)
 
 
-def _verify_gaps(paths: dict[int, Path], batches: npt.NDArray[Any]) -> Iterator[Damage]:
+def _index_damage(path: Path, problems: list[str], base_offset: int) -> Iterator[Damage]:
+    """Yield one damage for a file: its first problem, and how many more there are."""
+    if not problems:
+        return
+    entries = [int(found[1]) for found in map(_ENTRY.match, problems) if found is not None]
+    entry_bytes = ENTRY_BYTES[path.suffix]
+    first = min(entries, default=0)
+    size = (max(entries) - first + 1) * entry_bytes if entries else 0
+    if not entries and path.exists():
+        first, size = divmod(path.stat().st_size, entry_bytes)  # Ends inside an entry.
+    reason = next(
+        (each for each in problems if (found := _ENTRY.match(each)) and int(found[1]) == first),
+        problems[0],
+    ).removeprefix(f"{path.name}: ")
+    if len(problems) > 1:
+        reason += f" (and {len(problems) - 1} more)"
+    yield Damage(path, first * entry_bytes, size, base_offset, "index", reason)
+
+
+# ---- gaps ----------------------------------------------------------------------------------------
+def _verify_gaps(
+    paths: dict[int, Path], batches: npt.NDArray[Any], known: list[OffsetRange]
+) -> Iterator[Damage]:
     """Yield offset gaps before v2 batches; a legacy entry does not tell its first offset."""
     expected = batches["last_offset"][:-1] + 1
     gaps = np.flatnonzero((batches["base_offset"][1:] > expected) & (batches["magic"][1:] == 2))
     bases = sorted(paths)
     for slot in gaps.tolist():
         row = batches[slot + 1]
-        offset = int(expected[slot])
+        first, last = int(expected[slot]), int(row["base_offset"]) - 1
+        if any(each.first <= first and last <= each.last for each in known):
+            continue
         base = bases[int(np.searchsorted(bases, int(row["base_offset"]), "right")) - 1]
         yield Damage(
-            paths[base], int(row["position"]), 0, offset, "gap",
-            f"offsets {offset} to {int(row['base_offset']) - 1} are missing, "
-            "and the log shows no sign of compaction",
+            paths[base], int(row["position"]), 0, first, "gap",
+            f"offsets {first} to {last} are missing, and the log shows no sign of compaction",
         )  # fmt: skip
-
-
-def _verify_other_files(directory: Path, batches: npt.NDArray[Any]) -> Iterator[Damage]:
-    for path in sorted(directory.iterdir()):
-        if path.suffix == ".snapshot" and kind_of(path.name) == "snapshot":
-            yield from _problem(path, "snapshot", partial(read_snapshot, path))
-        elif path.name == "partition.metadata":
-            yield from _problem(path, "checkpoint", PartitionMetadataFile(path).read)
-        elif path.name == "leader-epoch-checkpoint":
-            problems = list(_problem(path, "checkpoint", LeaderEpochCheckpointFile(path).read))
-            yield from problems or _verify_epochs(path, batches)
-        elif kind_of(path.name) == "checkpoint":
-            yield from _problem(path, "checkpoint", OffsetCheckpointFile(path).read)
-
-
-def _verify_epochs(path: Path, batches: npt.NDArray[Any]) -> Iterator[Damage]:
-    """Judge the epoch file against the leader epochs in batch headers."""
-    entries = LeaderEpochCheckpointFile(path).read()
-    starts = np.array([entry.start_offset for entry in entries], np.int64)
-    epochs = np.array([entry.epoch for entry in entries], np.int64)
-    # Epochs below the log start are cut off, so what is before the first entry says nothing.
-    judged = (batches["magic"] == 2) & (batches["leader_epoch"] >= 0)
-    judged &= batches["base_offset"] >= (starts[0] if len(starts) else 0)
-    v2 = batches[judged]
-    if len(v2) == 0:
-        return
-    slots = np.searchsorted(starts, v2["base_offset"], "right") - 1
-    known = epochs[slots] if len(epochs) else np.full(len(v2), -1)
-    wrong = np.flatnonzero(known != v2["leader_epoch"])
-    if len(wrong):
-        row = v2[int(wrong[0])]
-        yield Damage(
-            path, 0, 0, int(row["base_offset"]), "checkpoint",
-            f"the batch at offset {int(row['base_offset'])} has leader epoch "
-            f"{int(row['leader_epoch'])}, "
-            f"the file says {int(known[wrong[0]])} ({len(wrong)} batches differ)",
-        )  # fmt: skip
-
-
-def _problem(path: Path, kind: str, read: Callable[[], object]) -> Iterator[Damage]:
-    try:
-        read()
-    except LogStoreError as error:
-        yield Damage(path, error.position or 0, 0, None, kind, error.message)
-    except (ValueError, OSError) as error:
-        yield Damage(path, 0, 0, None, kind, str(error))

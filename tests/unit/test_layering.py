@@ -37,7 +37,8 @@ LAYERS = [
     {"checking", "extending"},
     {"log"},
     {"inspection"},
-    {"file_dump"},
+    {"file_dump", "quarantined_offsets"},
+    {"state_verification"},
     {"verification"},
     {"repairing"},
     {""},  # The package itself: public names, no logic.

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from logstore.cli import append, completion, dump, info, read, repair, verify
 from logstore.errors import LockedError, LogStoreError
@@ -33,17 +34,31 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 success, 1 damage found, 2 usage, 3 locked, 130 interrupted. "
         "Each command has its own --help with an example.",
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action=_VersionAction, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_command(commands)
     return parser
 
 
-def _version() -> str:
-    import logstore
+class _VersionAction(argparse.Action):
+    """Prints the version; looked up only when it is asked for, which takes a while."""
 
-    return f"logstore {logstore.__version__}"
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        del namespace, values, option_string
+        print(f"logstore {_version()}")
+        parser.exit()
+
+
+def _version() -> str:
+    distributions = metadata.packages_distributions().get("logstore", [])
+    return metadata.version(distributions[0]) if distributions else "(from a checkout)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from logstore.cli.progress import progress
 from logstore.inspection import Damage, find_partitions, segment_paths
-from logstore.verification import verify_partition, verify_root
+from logstore.state_verification import verify_root
+from logstore.verification import verify_partition
 
 EXAMPLE = """\
 examples:
