@@ -457,6 +457,12 @@ class IndexFile:
                 if self._handle is handle:
                     self._release_handle()
 
+    def release(self) -> None:
+        """Give up mapping and descriptor; the next need opens them again. Readers go on."""
+        with self._lock:
+            self._view = None
+            self._release_handle()
+
     def close(self) -> None:
         """Cut the file to its entries and close it. A file that was never opened stays alone."""
         with self._lock:

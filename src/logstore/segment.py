@@ -239,10 +239,14 @@ class LogSegment:
             return self._handle
 
     def release_handle(self) -> None:
-        """Forget the open file, if no writer needs it: the last range read from it closes it."""
+        """Forget the open files, if no writer needs them: the last range read closes its file."""
         with self._guard:
-            if self._writer is None:
-                self._handle = None
+            if self._writer is not None:
+                return
+            self._handle = None
+        self.offset_index.release()
+        self.time_index.release()
+        self.txn_index.release()
 
     def read_at(self, position: int, size: int) -> bytes:
         """Return ``size`` bytes of the ``.log`` file, fewer at its end."""

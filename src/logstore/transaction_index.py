@@ -305,10 +305,12 @@ class TransactionIndex:
     def flush(self) -> None:
         """Make the entries durable."""
         with self._lock:
-            handle = self._handle
-            if handle is None or not self._is_dirty:
+            if not self._is_dirty:
                 return
             self._is_dirty = False
+            handle = self._open_to_write(create=False)
+        if handle is None:
+            return
         try:
             with handle.lease() as fd:
                 self._files.fdatasync(fd)
@@ -316,8 +318,8 @@ class TransactionIndex:
             self._is_dirty = True
             raise
 
-    def release_handle(self) -> None:
-        """Close the descriptor of a sealed segment; the next need opens the file again."""
+    def release(self) -> None:
+        """Close the descriptor; the next need opens the file again."""
         with self._lock:
             handle, self._handle = self._handle, None
         if handle is not None:
@@ -328,7 +330,7 @@ class TransactionIndex:
         with self._lock:
             self._is_closed = True
             self._last_offset = None
-            self.release_handle()
+            self.release()
 
     def delete(self) -> None:
         """Close and delete the file; a missing one is fine."""

@@ -1,18 +1,13 @@
-"""
-Indexes, snapshots and checkpoints of Kafka's own log directories, against what Kafka said of them.
-
-The directories are unpacked from ``tests/compat/golden``, or read from ``$LOGSTORE_GOLDEN``.
-"""
+"""Indexes, snapshots and checkpoints of Kafka's directories, against what Kafka said of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import golden_set
 import numpy as np
 import pytest
 
@@ -37,23 +32,12 @@ from logstore.producer_state import (
 from logstore.record import RecordBatch, iterate_batches
 from logstore.scheduler import ManualScheduler
 
-ROOT = Path(os.environ.get("LOGSTORE_GOLDEN") or Path(__file__).with_name("golden"))
-FAMILIES = sorted(
-    {path.name.removesuffix(".tar.xz") for path in ROOT.glob("*") if path.name != "README.md"}
-)
-
-
 YEAR_OF_THE_DATA = 1_750_000_000_000  # Between the times in plain topics and those of the runs.
 
 
-@pytest.fixture(name="family", scope="module", params=FAMILIES)
-def _family(request, tmp_path_factory):
-    if (ROOT / request.param).is_dir():
-        return ROOT / request.param
-    directory = tmp_path_factory.mktemp("golden")
-    with tarfile.open(ROOT / f"{request.param}.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
-    return directory / request.param
+@pytest.fixture(name="family", params=golden_set.families())
+def _family(golden, request):
+    return golden / request.param
 
 
 def expected_of(family):

@@ -434,6 +434,23 @@ class TestTimeIndex:
         time_index.truncate_to(BASE + 5)
 
 
+class TestRelease:
+    def test_released_files_open_again(self, index):
+        """A sealed index gives mapping and descriptor up; lookups and flushes get them back."""
+        index.append(110, 4200)
+        lookup = index.make_lookup()
+        index.release()
+        assert 4200 == lookup(110)
+        index.flush()
+        assert OffsetPosition(110, 4200) == index.lookup(110)
+        index.append(150, 9000)
+        index.release()
+        index.truncate_to(120)
+        index.trim_to_valid_size()
+        assert 4200 == lookup(110)
+        assert 110 == index.last_offset
+
+
 class TestReadersWhileTheFileShrinks:
     def test_a_file_that_readers_saw_is_replaced_not_cut(self, index):
         """Cutting below what a mapping has shown makes a new file; the old memory stays valid."""

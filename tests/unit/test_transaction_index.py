@@ -159,6 +159,15 @@ def test_rename_of_a_missing_file(index, tmp_path):
     assert os.path.exists(tmp_path / "x.txnindex")
 
 
+def test_a_released_index_is_still_flushed(filled):
+    """The descriptor comes back when it is needed."""
+    filled.release()
+    filled.flush()
+    filled.release()
+    filled.append(AbortedTxn(9, 150, 160, 161))
+    assert 4 == len(filled.all_aborted_txns())
+
+
 def test_many_entries_are_read_in_steps(index):
     """A large index is found whole."""
     for number in range(5000):
