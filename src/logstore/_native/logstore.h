@@ -15,28 +15,28 @@
 
 /* CDEF-BEGIN */
 enum ls_error {
-    LS_E_CORRUPT = -5001,        /* bytes do not parse or fail their CRC                          */
-    LS_E_NO_ROOM = -5002,        /* the caller's buffer is too small                              */
-    LS_E_ROLL = -5003,           /* the segment must roll first; nothing was written              */
-    LS_E_COMPRESSED = -5004,     /* a compressed batch needs the two-step path                    */
-    LS_E_TYPE = -5005,           /* an item of a list has the wrong type; a Python error is set   */
-    LS_E_SLOW = -5006,           /* the fast path does not apply; use the general one             */
-    LS_E_POISONED = -5007,       /* an earlier fsync failed                                       */
-    LS_E_CLOSED = -5008,         /* the handle is closed                                          */
-    LS_E_TOO_LARGE = -5009,      /* a record or batch exceeds a configured bound                  */
-    LS_E_FORKED = -5010,         /* the handle belongs to another process                         */
-    LS_E_LEGACY = -5011,         /* magic 0 or 1                                                  */
-    LS_E_CRASHED = -5012,        /* a simulated io reached its crash point                        */
-    LS_E_REFUSED = -5013         /* a record breaks a rule: struct ls_appended says which         */
+    LS_E_CORRUPT = -5001,    /* bytes do not parse or fail their CRC */
+    LS_E_NO_ROOM = -5002,    /* the caller's buffer is too small */
+    LS_E_ROLL = -5003,       /* the segment must roll first; nothing was written */
+    LS_E_COMPRESSED = -5004, /* a compressed batch needs the two-step path */
+    LS_E_TYPE = -5005,       /* an item of a list has the wrong type; a Python error is set */
+    LS_E_SLOW = -5006,       /* the fast path does not apply; use the general one */
+    LS_E_POISONED = -5007,   /* an earlier fsync failed */
+    LS_E_CLOSED = -5008,     /* the handle is closed */
+    LS_E_TOO_LARGE = -5009,  /* a record or batch exceeds a configured bound */
+    LS_E_FORKED = -5010,     /* the handle belongs to another process */
+    LS_E_LEGACY = -5011,     /* magic 0 or 1 */
+    LS_E_CRASHED = -5012,    /* a simulated io reached its crash point */
+    LS_E_REFUSED = -5013     /* a record breaks a rule: struct ls_appended says which */
 };
 
 /* Why a scan stopped. */
 enum ls_stop {
-    LS_STOP_END = 0,     /* every byte belongs to a valid batch                     */
-    LS_STOP_TORN = 1,    /* ends inside a batch: as a rule, an unfinished append    */
-    LS_STOP_INVALID = 2, /* bad magic, length, CRC-32C, record structure or order   */
-    LS_STOP_FULL = 3,    /* the caller's array is full: go on from valid_bytes      */
-    LS_STOP_LEGACY = 4   /* a magic 0 or 1 entry: Python continues                  */
+    LS_STOP_END = 0,     /* every byte belongs to a valid batch */
+    LS_STOP_TORN = 1,    /* ends inside a batch: as a rule, an unfinished append */
+    LS_STOP_INVALID = 2, /* bad magic, length, CRC-32C, record structure or order */
+    LS_STOP_FULL = 3,    /* the caller's array is full: go on from valid_bytes */
+    LS_STOP_LEGACY = 4   /* a magic 0 or 1 entry: Python continues */
 };
 
 /* ---- ls_io: the door to the file system (DESIGN.md D11) ------------------------------------- */
@@ -49,9 +49,26 @@ typedef struct ls_io ls_io;
 
 /* The operations that an io counts; ls_io_name gives their names. */
 enum ls_io_op {
-    LS_IO_OPEN, LS_IO_CLOSE, LS_IO_PWRITE, LS_IO_PWRITEV, LS_IO_PREAD, LS_IO_FALLOCATE, LS_IO_FTRUNCATE,
-    LS_IO_FDATASYNC, LS_IO_FSYNC_DIR, LS_IO_RENAME, LS_IO_LINK, LS_IO_UNLINK, LS_IO_MKDIR, LS_IO_RMDIR,
-    LS_IO_COPY_FILE_RANGE, LS_IO_MAP, LS_IO_UNMAP, LS_IO_STORED, LS_IO_SET_MODIFIED, LS_IO_OP_COUNT
+    LS_IO_OPEN,
+    LS_IO_CLOSE,
+    LS_IO_PWRITE,
+    LS_IO_PWRITEV,
+    LS_IO_PREAD,
+    LS_IO_FALLOCATE,
+    LS_IO_FTRUNCATE,
+    LS_IO_FDATASYNC,
+    LS_IO_FSYNC_DIR,
+    LS_IO_RENAME,
+    LS_IO_LINK,
+    LS_IO_UNLINK,
+    LS_IO_MKDIR,
+    LS_IO_RMDIR,
+    LS_IO_COPY_FILE_RANGE,
+    LS_IO_MAP,
+    LS_IO_UNMAP,
+    LS_IO_STORED,
+    LS_IO_SET_MODIFIED,
+    LS_IO_OP_COUNT
 };
 
 enum ls_io_map_flag {
@@ -83,14 +100,19 @@ const char *ls_io_name(int32_t op);
  * One operation each. EINTR is retried; a transfer may be short. Each returns >= 0, -errno, or
  * LS_E_CRASHED from a simulated io. `path` is in the file system's encoding.
  */
-int64_t ls_io_open(ls_io *io, const char *path, int32_t flags, int32_t mode); /* O_CLOEXEC added; no O_APPEND */
-int64_t ls_io_close(ls_io *io, int32_t fd);                                   /* the fd is gone in any case */
+/* O_CLOEXEC added; no O_APPEND. */
+int64_t ls_io_open(ls_io *io, const char *path, int32_t flags, int32_t mode);
+/* The fd is gone in any case. */
+int64_t ls_io_close(ls_io *io, int32_t fd);
 int64_t ls_io_pwrite(ls_io *io, int32_t fd, const void *bytes, int64_t size, int64_t position);
-int64_t ls_io_pwritev(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t count, int64_t position);
+int64_t ls_io_pwritev(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t count,
+                      int64_t position);
 int64_t ls_io_pread(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t position);
-int64_t ls_io_fallocate(ls_io *io, int32_t fd, int64_t position, int64_t size); /* size kept; -EOPNOTSUPP */
+/* Size kept; -EOPNOTSUPP. */
+int64_t ls_io_fallocate(ls_io *io, int32_t fd, int64_t position, int64_t size);
 int64_t ls_io_ftruncate(ls_io *io, int32_t fd, int64_t size);
-int64_t ls_io_fdatasync(ls_io *io, int32_t fd); /* data and size reach the device (F_FULLFSYNC on macOS) */
+/* Data and size reach the device (F_FULLFSYNC on macOS). */
+int64_t ls_io_fdatasync(ls_io *io, int32_t fd);
 int64_t ls_io_fsync_dir(ls_io *io, const char *path);
 int64_t ls_io_rename(ls_io *io, const char *source, const char *target);
 int64_t ls_io_link(ls_io *io, const char *source, const char *target);
@@ -103,15 +125,19 @@ int64_t ls_io_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t 
 int64_t ls_io_unmap(ls_io *io, uintptr_t address, int64_t size);
 /* Bytes [position, position + size) of a mapping made with LS_IO_MAP_STORE were stored to; call before publishing. */
 int64_t ls_io_stored(ls_io *io, uintptr_t address, int64_t position, int64_t size);
-int64_t ls_io_set_modified(ls_io *io, const char *path, int64_t modified_ms); /* mtime, and atime with it */
+/* Mtime, and atime with it. */
+int64_t ls_io_set_modified(ls_io *io, const char *path, int64_t modified_ms);
 
 /* Loops over the above until all is done. A write that fails may have written a part. */
-int64_t ls_io_write_all(ls_io *io, int32_t fd, const void *bytes, int64_t size, int64_t position);  /* size or < 0 */
-int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t count, int64_t position);
-int64_t ls_io_read_all(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t position); /* short only at the end */
+/* Size or < 0. */
+int64_t ls_io_write_all(ls_io *io, int32_t fd, const void *bytes, int64_t size, int64_t position);
+int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *spans, int32_t count,
+                              int64_t position);
+/* Short only at the end. */
+int64_t ls_io_read_all(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t position);
 /* copy_file_range, or pread and pwrite where that is not possible; short only at the source's end. */
-int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32_t target, int64_t target_position,
-                       int64_t size);
+int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32_t target,
+                       int64_t target_position, int64_t size);
 
 /*
  * A record lock on the whole file, exclusive, of the open file description (F_OFD_SETLK; of the
@@ -122,14 +148,14 @@ int64_t ls_io_unlock(ls_io *io, int32_t fd);
 /* 1 if another open file holds the lock, else 0; takes nothing, and a read-only fd will do. */
 int64_t ls_io_is_locked(ls_io *io, int32_t fd);
 
-/* ---- ls_io: simulated, for tests (ls_io_sim*.c) ------------------------------------------------- */
+/* ---- ls_io: simulated, for tests (ls_io_sim*.c) --------------------------------------------- */
 /* What a power loss may do to what was not synced; without any, all of it is kept. */
 enum ls_io_sim_fault {
-    LS_IO_SIM_DROP = 1,    /* a page's changes, or everything, is lost                              */
-    LS_IO_SIM_TEAR = 2,    /* a part of a page's changes is lost                                    */
-    LS_IO_SIM_GARBAGE = 4, /* the bytes written in a page are anything                              */
-    LS_IO_SIM_SIZE = 8,    /* a size is the old one, the new one, or between                        */
-    LS_IO_SIM_NAMES = 16,  /* changes of directory entries are lost, in any order                   */
+    LS_IO_SIM_DROP = 1,    /* a page's changes, or everything, is lost */
+    LS_IO_SIM_TEAR = 2,    /* a part of a page's changes is lost */
+    LS_IO_SIM_GARBAGE = 4, /* the bytes written in a page are anything */
+    LS_IO_SIM_SIZE = 8,    /* a size is the old one, the new one, or between */
+    LS_IO_SIM_NAMES = 16,  /* changes of directory entries are lost, in any order */
     LS_IO_SIM_ALL = 31
 };
 
@@ -143,7 +169,8 @@ ls_io *ls_io_sim_new(uint64_t seed, int64_t crash_at, int32_t faults);
 int64_t ls_io_sim_operations(ls_io *io);
 int64_t ls_io_sim_set_crash_at(ls_io *io, int64_t crash_at);
 int64_t ls_io_sim_has_crashed(ls_io *io);
-int64_t ls_io_sim_unsynced(ls_io *io); /* files and entries with changes that a power loss may take */
+/* Files and entries with changes that a power loss may take. */
+int64_t ls_io_sim_unsynced(ls_io *io);
 /*
  * Crash now, if it has not yet, and leave the real files as they would be found afterwards: after a
  * power loss, or, without, after the end of the process alone. Descriptors opened here lead nowhere
@@ -152,7 +179,7 @@ int64_t ls_io_sim_unsynced(ls_io *io); /* files and entries with changes that a 
  */
 int64_t ls_io_sim_crash(ls_io *io, int32_t power_loss);
 
-/* ---- ls_io: failing, for tests (ls_io_fail.c) --------------------------------------------------- */
+/* ---- ls_io: failing, for tests (ls_io_fail.c) ----------------------------------------------- */
 enum ls_io_fail_op { LS_IO_FAIL_ANY = -1 };
 
 /* An io that does what `inner` does until a rule or the budget says otherwise; it holds inner. */
@@ -169,16 +196,16 @@ int64_t ls_io_fail_calls(ls_io *io, int32_t op);
 int64_t ls_io_fail_set_budget(ls_io *io, int64_t bytes);
 int64_t ls_io_fail_budget(ls_io *io);
 
-/* ---- v2 batch headers ------------------------------------------------------------------------ */
+/* ---- v2 batch headers ----------------------------------------------------------------------- */
 /* One parsed header; numpy reads an array of these as a structured dtype (_native.BATCH_DTYPE). */
 struct ls_batch {
-    int64_t position;       /* of its first byte, relative to the scan's `position` argument + start */
+    int64_t position; /* of its first byte, relative to the scan's `position` argument + start */
     int64_t base_offset;
     int64_t last_offset;    /* base_offset + lastOffsetDelta */
     int64_t base_timestamp; /* or the delete horizon, attribute bit 6 */
     int64_t max_timestamp;
     int64_t producer_id;
-    int64_t size_bytes;     /* 12 + length */
+    int64_t size_bytes; /* 12 + length */
     int32_t leader_epoch;
     int32_t base_sequence;
     int32_t record_count;
@@ -186,7 +213,7 @@ struct ls_batch {
     int16_t attributes;
     int16_t producer_epoch;
     int8_t magic;
-    int8_t crc_ok;          /* 1 verified, 0 wrong, -1 not checked */
+    int8_t crc_ok; /* 1 verified, 0 wrong, -1 not checked */
     int16_t reserved;
 };
 
@@ -198,28 +225,28 @@ struct ls_scan {
     int32_t reserved;
 };
 
-/* ---- columns ---------------------------------------------------------------------------------- */
+/* ---- columns -------------------------------------------------------------------------------- */
 /*
  * Records to encode, as columns. Addresses are uintptr_t so that numpy and Arrow buffers pass
  * without a cast per call; 0 means "this column is absent".
  */
 struct ls_columns {
-    uintptr_t values;          /* value bytes, contiguous */
-    uintptr_t value_offsets;   /* count + 1 int32 or int64, ascending: see offset_width */
-    uintptr_t value_validity;  /* Arrow bitmap (LSB first), 0: no null value */
-    uintptr_t keys;            /* key bytes; 0 and key_offsets 0: every key is null */
+    uintptr_t values;         /* value bytes, contiguous */
+    uintptr_t value_offsets;  /* count + 1 int32 or int64, ascending: see offset_width */
+    uintptr_t value_validity; /* Arrow bitmap (LSB first), 0: no null value */
+    uintptr_t keys;           /* key bytes; 0 and key_offsets 0: every key is null */
     uintptr_t key_offsets;
     uintptr_t key_validity;
-    uintptr_t timestamps;      /* int64 ms, count; 0: `timestamp` for all */
-    uintptr_t headers;         /* per record headersCount + headers as the format has them, contiguous; */
-    uintptr_t header_offsets;  /* count + 1 int64; 0: no headers. A record without bytes has none. */
-    int64_t timestamp;         /* used when timestamps == 0 */
+    uintptr_t timestamps;     /* int64 ms, count; 0: `timestamp` for all */
+    uintptr_t headers;        /* headersCount + headers of each, as the format has them */
+    uintptr_t header_offsets; /* count + 1 int64; 0: no headers. A record without bytes has none. */
+    int64_t timestamp;        /* used when timestamps == 0 */
     int64_t count;
-    int64_t bit_offset;        /* first bit of both validity bitmaps (Arrow slices) */
-    int64_t values_size;       /* bytes of values, keys, headers: no offset may exceed it */
+    int64_t bit_offset;  /* first bit of both validity bitmaps (Arrow slices) */
+    int64_t values_size; /* bytes of values, keys, headers: no offset may exceed it */
     int64_t keys_size;
     int64_t headers_size;
-    int64_t values_slack;      /* bytes readable past values_size; 0 is always right */
+    int64_t values_slack; /* bytes readable past values_size; 0 is always right */
     int64_t keys_slack;
     int32_t value_offset_width; /* 4 or 8 */
     int32_t key_offset_width;   /* 4 or 8 */
@@ -227,14 +254,14 @@ struct ls_columns {
 
 /* What every batch of one encode carries. */
 struct ls_batch_fields {
-    int64_t base_offset;    /* of the first record */
-    int64_t producer_id;    /* -1 none */
+    int64_t base_offset;     /* of the first record */
+    int64_t producer_id;     /* -1 none */
     int64_t log_append_time; /* >= 0: LogAppendTime, written as max_timestamp; -1: CreateTime */
-    int64_t delete_horizon; /* >= 0: bit 6 and base_timestamp; -1 none */
+    int64_t delete_horizon;  /* >= 0: bit 6 and base_timestamp; -1 none */
     int32_t leader_epoch;
     int32_t base_sequence;  /* -1 none */
     int16_t producer_epoch; /* -1 none */
-    int16_t attributes;     /* codec, transactional, control; bits 3 and 6 follow from the two fields above */
+    int16_t attributes;     /* bits 3 and 6 follow from the two fields above */
     int32_t batch_bytes;    /* target size of a batch, 61 + at least one record */
 };
 
@@ -245,35 +272,43 @@ struct ls_encoded {
     int64_t max_timestamp;  /* of these records (-1 at least), or log_append_time */
 };
 
-/* ---- kernels: CRC-32C (ls_crc32c.c) ----------------------------------------------------------- */
-enum ls_crc_variant { LS_CRC_TABLE, LS_CRC_SSE42, LS_CRC_SSE42_3WAY, LS_CRC_VPCLMUL, LS_CRC_FUSED, LS_CRC_ARMV8, LS_CRC_VARIANT_COUNT };
+/* ---- kernels: CRC-32C (ls_crc32c.c) --------------------------------------------------------- */
+enum ls_crc_variant {
+    LS_CRC_TABLE,
+    LS_CRC_SSE42,
+    LS_CRC_SSE42_3WAY,
+    LS_CRC_VPCLMUL,
+    LS_CRC_FUSED,
+    LS_CRC_ARMV8,
+    LS_CRC_VARIANT_COUNT
+};
 
 /* CRC-32C of `size` bytes; `crc` is 0 to start, or the result for the bytes before. */
 uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size);
 /* The same by one variant, for tests. Returns -1 if this machine does not have it. */
 int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t size);
 
-/* ---- kernels: scan (ls_scan.c) ---------------------------------------------------------------- */
+/* ---- kernels: scan (ls_scan.c) -------------------------------------------------------------- */
 enum ls_scan_flag {
-    LS_SCAN_CRC = 1,     /* verify each batch's CRC-32C                                            */
-    LS_SCAN_RECORDS = 2, /* and, if it is not compressed, the structure of every record            */
-    LS_SCAN_ORDER = 4    /* base offsets must not go below next_offset: recovery, not the wire      */
+    LS_SCAN_CRC = 1,     /* verify each batch's CRC-32C */
+    LS_SCAN_RECORDS = 2, /* if it is not compressed, the structure of every record */
+    LS_SCAN_ORDER = 4    /* base offsets not below next_offset: recovery, not the wire */
 };
 
 enum ls_check_flag {
-    LS_CHECK_SEQUENTIAL = 1, /* offset deltas are 0, 1, 2, ...: Kafka can keep them in place       */
-    LS_CHECK_INCREASING = 2, /* offset deltas are >= 0 and strictly increasing                     */
-    LS_CHECK_SKIPPED = 4     /* the batch is compressed: nothing below was looked at               */
+    LS_CHECK_SEQUENTIAL = 1, /* offset deltas are 0, 1, 2, ...: can stay as they are */
+    LS_CHECK_INCREASING = 2, /* offset deltas are >= 0 and strictly increasing */
+    LS_CHECK_SKIPPED = 4     /* the batch is compressed: nothing below was looked at */
 };
 
 /* What a leader's validator must know of the records of one batch (spec 5.4). */
 struct ls_record_check {
-    int64_t max_timestamp;     /* of the records themselves, from -1 up as in Kafka              */
-    int64_t min_timestamp;     /* of the records themselves; INT64_MAX without records           */
-    int32_t timestamps_outside;/* records whose timestamp is not -1 and outside the given bounds */
-    int32_t null_keys;         /* records with a null key                                        */
-    int32_t last_offset_delta; /* of the last record, -1 without records                         */
-    int32_t flags;             /* enum ls_check_flag                                             */
+    int64_t max_timestamp;      /* of the records themselves, from -1 up as in Kafka */
+    int64_t min_timestamp;      /* of the records themselves; INT64_MAX without records */
+    int32_t timestamps_outside; /* timestamps not -1 and outside the given bounds */
+    int32_t null_keys;          /* records with a null key */
+    int32_t last_offset_delta;  /* of the last record, -1 without records */
+    int32_t flags;              /* enum ls_check_flag */
 };
 
 /*
@@ -281,21 +316,22 @@ struct ls_record_check {
  * `position` is added to each ls_batch.position. `batches` may be 0 with cap 0: only count.
  * Fills *scan; returns the number of valid batches. Cost: one CRC pass with LS_SCAN_CRC.
  */
-int64_t ls_scan_batches(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
-                        uintptr_t batches, int64_t cap, struct ls_scan *scan);
+int64_t ls_scan_batches(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset,
+                        int32_t flags, uintptr_t batches, int64_t cap, struct ls_scan *scan);
 
 /*
  * The same, in the same pass over each batch: what the validator needs, in `checks` (cap structs
  * ls_record_check, parallel to `batches`; not 0). Implies LS_SCAN_RECORDS. Timestamps other than
  * -1 outside [lowest, highest] are counted.
  */
-int64_t ls_scan_checked(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
-                        uintptr_t batches, uintptr_t checks, int64_t cap, int64_t lowest_timestamp,
-                        int64_t highest_timestamp, struct ls_scan *scan);
+int64_t ls_scan_checked(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset,
+                        int32_t flags, uintptr_t batches, uintptr_t checks, int64_t cap,
+                        int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_scan *scan);
 
 /* Check one records section (plain, or decompressed) as ls_scan_checked does. 0 or LS_E_CORRUPT. */
-int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, int64_t base_timestamp,
-                         int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_record_check *check);
+int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count,
+                         int64_t base_timestamp, int64_t lowest_timestamp,
+                         int64_t highest_timestamp, struct ls_record_check *check);
 
 /*
  * Assign offsets to `count` scanned batches in place (spec 5.4, path 1): base offset from
@@ -304,30 +340,36 @@ int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, 
  * (the header's own if the check was skipped). Updates `batches` too. batches[i].position is
  * relative to `bytes`. Returns the next offset, or LS_E_CORRUPT if a batch is not inside `size`.
  */
-int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks, int64_t count,
-                          int64_t next_offset, int32_t leader_epoch, int64_t log_append_time);
+int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks,
+                          int64_t count, int64_t next_offset, int32_t leader_epoch,
+                          int64_t log_append_time);
 
 /*
- * Position of the first entry whose last offset >= offset, walking headers only (magic 0 and 1 too);
- * -1: none that is complete up to its header before `size`; LS_E_CORRUPT: a length or magic is wrong.
+ * Position of the first entry whose last offset >= offset, walking headers only (magic 0 and 1
+ * too); -1: none that is complete up to its header before `size`; LS_E_CORRUPT: a length or magic
+ * is wrong.
  */
 int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset);
 
-/* ---- kernels: index (ls_index.c) -------------------------------------------------------------- */
+/* ---- kernels: index (ls_index.c) ------------------------------------------------------------ */
 /* What LogSegment.append keeps from batch to batch (spec 4.2, 4.7). */
 struct ls_index_state {
     int64_t base_offset;
     int64_t bytes_since_last_index_entry;
-    int64_t max_timestamp;              /* so far, -1 none */
+    int64_t max_timestamp; /* so far, -1 none */
     int64_t offset_of_max_timestamp;
-    int64_t last_time_entry_timestamp;  /* of the time index, -1 when empty */
+    int64_t last_time_entry_timestamp; /* of the time index, -1 when empty */
     int64_t last_time_entry_offset;
-    int64_t offset_entries_room;        /* entries that still fit, decreased as they are made */
-    int64_t time_entries_room;          /* one slot is kept for the final entry by the caller */
+    int64_t offset_entries_room; /* entries that still fit, decreased as they are made */
+    int64_t time_entries_room;   /* one slot is kept for the final entry by the caller */
     int32_t index_interval_bytes;
     int32_t reserved;
 };
-struct ls_index_made { int64_t batches; int64_t offset_entries; int64_t time_entries; };
+struct ls_index_made {
+    int64_t batches;
+    int64_t offset_entries;
+    int64_t time_entries;
+};
 
 /*
  * Append Kafka's entries for `count` batches to two arrays (8 and 12 bytes an entry, big-endian).
@@ -337,10 +379,11 @@ struct ls_index_made { int64_t batches; int64_t offset_entries; int64_t time_ent
  * on from there. LS_E_TOO_LARGE: an offset or position does not fit 31 bits; the batches before it
  * are done, and made->batches says how many.
  */
-int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state *state, uintptr_t offset_entries,
-                         int64_t offset_cap, uintptr_t time_entries, int64_t time_cap, struct ls_index_made *made);
+int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state *state,
+                         uintptr_t offset_entries, int64_t offset_cap, uintptr_t time_entries,
+                         int64_t time_cap, struct ls_index_made *made);
 
-/* Slot of the last entry with relative offset <= target, or -1. Entries are in file order (big-endian). */
+/* Entries are as in the file. Slot of the last with relative offset <= target, or -1. */
 int64_t ls_offset_index_lookup(uintptr_t entries, int64_t count, uint32_t relative_offset);
 /* Slot of the first entry with position >= target, or -1. */
 int64_t ls_offset_index_upper_bound(uintptr_t entries, int64_t count, int64_t position);
@@ -349,12 +392,13 @@ int64_t ls_time_index_lookup(uintptr_t entries, int64_t count, int64_t timestamp
 int64_t ls_time_index_lookup_offset(uintptr_t entries, int64_t count, uint32_t relative_offset);
 /*
  * First slot that breaks the order, or -1. Offset index: relative offsets and positions strictly
- * increase, both within 31 bits. Time index: timestamps >= 0 strictly increase, offsets do not decrease.
+ * increase, both within 31 bits. Time index: timestamps >= 0 strictly increase, offsets do not
+ * decrease.
  */
 int64_t ls_offset_index_check(uintptr_t entries, int64_t count);
 int64_t ls_time_index_check(uintptr_t entries, int64_t count);
 
-/* ---- kernels: encode (ls_encode.c) ------------------------------------------------------------ */
+/* ---- kernels: encode (ls_encode.c) ---------------------------------------------------------- */
 enum ls_encode_limit {
     LS_ENCODE_SLACK = 256 /* bytes behind the encoded ones that an encoder may overwrite */
 };
@@ -369,17 +413,22 @@ enum ls_encode_limit {
  * `out`; LS_E_TOO_LARGE: it is over 2^31 - 1 bytes; LS_E_CORRUPT: a column's offsets descend or
  * exceed its size.
  */
-int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
-                        uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
+int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first,
+                        const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
+                        struct ls_encoded *encoded);
 /* Chosen at run time; a test asks for each. */
 enum ls_encode_variant { LS_ENCODE_BEST, LS_ENCODE_PORTABLE, LS_ENCODE_AVX2 };
 /* ls_encode_records by one variant; LS_E_SLOW if this machine does not have it. */
 int64_t ls_encode_records_with(int32_t variant, const struct ls_columns *columns, int64_t first,
                                const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
                                struct ls_encoded *encoded);
-/* The same without header and CRC: the records section alone, for a codec to compress. Room: LS_ENCODE_SLACK more than the bytes, too. */
-int64_t ls_encode_records(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
-                          uintptr_t out, int64_t out_cap, struct ls_encoded *encoded);
+/*
+ * The same without header and CRC: the records section alone, for a codec to compress. Room:
+ * LS_ENCODE_SLACK more than the bytes, too.
+ */
+int64_t ls_encode_records(const struct ls_columns *columns, int64_t first,
+                          const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
+                          struct ls_encoded *encoded);
 /*
  * Upper bound of the encoded bytes of records [first, first + count), without batch headers.
  * LS_E_CORRUPT: offsets of a column descend or exceed its size. Cost: O(1).
@@ -390,35 +439,38 @@ int64_t ls_record_bound(const struct ls_columns *columns, int64_t first, int64_t
  * place. max_timestamp is replaced by fields->log_append_time, base_timestamp by
  * fields->delete_horizon, where these are >= 0. Returns size, or LS_E_TOO_LARGE.
  */
-int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_fields *fields, int64_t base_timestamp,
-                      int64_t max_timestamp, int32_t last_offset_delta, int32_t record_count);
+int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_fields *fields,
+                      int64_t base_timestamp, int64_t max_timestamp, int32_t last_offset_delta,
+                      int32_t record_count);
 
-/* ---- kernels: decode (ls_decode.c) ------------------------------------------------------------ */
-/* Where the parts of each record are, relative to `section`. Any pointer may be 0: column not wanted. */
+/* ---- kernels: decode (ls_decode.c) ---------------------------------------------------------- */
+/* Where each record's parts are, relative to `section`. Any pointer may be 0: not wanted. */
 struct ls_record_columns {
-    uintptr_t offsets;           /* int64 */
-    uintptr_t timestamps;        /* int64 */
-    uintptr_t key_positions;     /* int64 */
-    uintptr_t key_sizes;         /* int32, -1 null */
-    uintptr_t value_positions;   /* int64 */
-    uintptr_t value_sizes;       /* int32, -1 null */
-    uintptr_t header_positions;  /* int64, of the headersCount varint */
-    uintptr_t header_sizes;      /* int32, bytes from there to the record's end */
+    uintptr_t offsets;          /* int64 */
+    uintptr_t timestamps;       /* int64 */
+    uintptr_t key_positions;    /* int64 */
+    uintptr_t key_sizes;        /* int32, -1 null */
+    uintptr_t value_positions;  /* int64 */
+    uintptr_t value_sizes;      /* int32, -1 null */
+    uintptr_t header_positions; /* int64, of the headersCount varint */
+    uintptr_t header_sizes;     /* int32, bytes from there to the record's end */
 };
 /*
  * Decode the records section of one batch (plain, or already decompressed). Checks everything that
  * spec 1.4 lists, headers included, and that no byte is left. `log_append_time` >= 0 replaces
  * timestamps. Returns record_count, or LS_E_CORRUPT.
  */
-int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, int64_t base_timestamp,
-                          int64_t log_append_time, int32_t record_count, const struct ls_record_columns *columns);
+int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset,
+                          int64_t base_timestamp, int64_t log_append_time, int32_t record_count,
+                          const struct ls_record_columns *columns);
 /*
  * Position in `section` of the first record with an offset delta >= offset_delta; -1: none;
  * LS_E_CORRUPT. Reads lengths and deltas only. *found_delta gets its offset delta.
  */
-int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta, int32_t *found_delta);
+int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
+                       int32_t *found_delta);
 
-/* ---- writer (ls_writer*.c): the writing end of the active segment ------------------------------- */
+/* ---- writer (ls_writer*.c): the writing end of the active segment --------------------------- */
 /*
  * It owns the staging buffer, one lock and the published log end offset. The descriptors are the
  * caller's, leased for as long as a segment is attached.
@@ -436,20 +488,20 @@ typedef struct ls_writer ls_writer;
 /* A segment to attach, and the state of the attached one. */
 struct ls_segment {
     int64_t base_offset;
-    int64_t next_offset;                  /* log end offset */
+    int64_t next_offset; /* log end offset */
     int64_t size_bytes;
     int64_t offset_entry_count;
     int64_t offset_entries_max;
     int64_t time_entry_count;
     int64_t time_entries_max;
-    int64_t last_time_entry_timestamp;    /* -1 when empty */
+    int64_t last_time_entry_timestamp; /* -1 when empty */
     int64_t last_time_entry_offset;
     int64_t bytes_since_last_index_entry;
-    int64_t max_timestamp;                /* -1 none */
+    int64_t max_timestamp; /* -1 none */
     int64_t offset_of_max_timestamp;
-    int64_t rolling_based_timestamp;      /* max timestamp of the first batch; INT64_MIN before it */
+    int64_t rolling_based_timestamp; /* max timestamp of the first batch; INT64_MIN before it */
     int64_t created_ms;
-    int64_t segment_ms;                   /* without the jitter */
+    int64_t segment_ms; /* without the jitter */
     int32_t log_fd;
     int32_t index_fd;
     int32_t timeindex_fd;
@@ -457,50 +509,50 @@ struct ls_segment {
 };
 
 enum ls_writer_flag {
-    LS_WRITER_LOG_APPEND_TIME = 1, /* message.timestamp.type                                */
-    LS_WRITER_KEY_REQUIRED = 2,    /* the topic is compacted                                */
-    LS_WRITER_FAST = 4             /* single appends may bypass Python                      */
+    LS_WRITER_LOG_APPEND_TIME = 1, /* message.timestamp.type */
+    LS_WRITER_KEY_REQUIRED = 2,    /* the topic is compacted */
+    LS_WRITER_FAST = 4             /* single appends may bypass Python */
 };
 
 struct ls_writer_config {
     int64_t segment_bytes;
     int64_t max_message_bytes;
-    int64_t preallocate_bytes;       /* most to allocate ahead; 0: never */
+    int64_t preallocate_bytes; /* most to allocate ahead; 0: never */
     int64_t timestamp_before_max_ms;
     int64_t timestamp_after_max_ms;
     int32_t leader_epoch;
     int32_t index_interval_bytes;
-    int32_t batch_bytes;             /* target size of the batches made here */
-    int32_t flags;                   /* enum ls_writer_flag */
+    int32_t batch_bytes; /* target size of the batches made here */
+    int32_t flags;       /* enum ls_writer_flag */
 };
 
 enum ls_problem {
     LS_PROBLEM_NONE,
-    LS_PROBLEM_RECORD_TOO_LARGE,   /* its batch would exceed max.message.bytes               */
-    LS_PROBLEM_BATCH_TOO_LARGE,    /* ... or segment.bytes                                   */
+    LS_PROBLEM_RECORD_TOO_LARGE, /* its batch would exceed max.message.bytes */
+    LS_PROBLEM_BATCH_TOO_LARGE,  /* ... or segment.bytes */
     LS_PROBLEM_KEY_MISSING,
-    LS_PROBLEM_TIMESTAMP_BOUNDS,   /* outside message.timestamp.before/after.max.ms          */
-    LS_PROBLEM_TIMESTAMP_NEGATIVE, /* below 0 and not -1                                     */
-    LS_PROBLEM_TIMESTAMP_UNIT,     /* can only be seconds, or micro- or nanoseconds          */
-    LS_PROBLEM_COLUMN              /* offsets of a column descend or exceed it               */
+    LS_PROBLEM_TIMESTAMP_BOUNDS,   /* outside message.timestamp.before/after.max.ms */
+    LS_PROBLEM_TIMESTAMP_NEGATIVE, /* below 0 and not -1 */
+    LS_PROBLEM_TIMESTAMP_UNIT,     /* can only be seconds, or micro- or nanoseconds */
+    LS_PROBLEM_COLUMN              /* offsets of a column descend or exceed it */
 };
 
 /* What an append did. */
 struct ls_appended {
     int64_t first_offset;
-    int64_t record_count;     /* fewer than asked for: the segment must roll; 0: before the first */
-    int64_t position;         /* of the first byte */
+    int64_t record_count; /* fewer than asked for: the segment must roll; 0: before the first */
+    int64_t position;     /* of the first byte */
     int64_t size_bytes;
-    int64_t max_timestamp;    /* of this append, -1 none */
+    int64_t max_timestamp;           /* of this append, -1 none */
     int64_t offset_of_max_timestamp; /* last offset of its batch */
-    int64_t problem_index;    /* the record that was refused */
-    int32_t problem;          /* enum ls_problem */
+    int64_t problem_index;           /* the record that was refused */
+    int32_t problem;                 /* enum ls_problem */
     int32_t reserved;
 };
 
 enum ls_append_flag {
-    LS_APPEND_ALL_OR_NOTHING = 1, /* write nothing if a roll would cut the append in two    */
-    LS_APPEND_CHECK_UNITS = 2     /* refuse timestamps that can only be of another unit     */
+    LS_APPEND_ALL_OR_NOTHING = 1, /* write nothing if a roll would cut the append in two */
+    LS_APPEND_CHECK_UNITS = 2     /* refuse timestamps that can only be of another unit */
 };
 
 /* clock: address of an int64 of milliseconds, 0 for the real time. NULL: no memory. */
@@ -534,8 +586,8 @@ int64_t ls_load(uintptr_t address);
  * the log end offset to ls_writer_publish. Returns the position, LS_E_ROLL if an offset or the
  * size does not fit the segment, LS_E_CORRUPT if headers and bytes do not belong together.
  */
-int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t bytes, int64_t size, uintptr_t batches,
-                                 int64_t count, bool publish, bool may_wait);
+int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t bytes, int64_t size,
+                                 uintptr_t batches, int64_t count, bool publish, bool may_wait);
 /*
  * Encode and append records [first, first + count) as leader, in batches of batch_bytes. now: of the
  * checks, and of log append time; -1: ask the clock. Stops before a batch that needs a roll.
@@ -545,15 +597,15 @@ int64_t ls_writer_append_columns(ls_writer *writer, const struct ls_columns *col
                                  int64_t count, int64_t now, int32_t flags, bool may_wait,
                                  struct ls_appended *appended);
 
-/* ---- Python objects (ls_py_*.c) ----------------------------------------------------------------- */
+/* ---- Python objects (ls_py_*.c) ------------------------------------------------------------- */
 /* Why a block of records ended. From LS_BLOCK_LEGACY on, Python handles the batch at next_position. */
 enum ls_block_stop {
-    LS_BLOCK_END = 0,           /* every byte up to `end` was used                    */
-    LS_BLOCK_TORN = 1,          /* the batch at next_position is not complete         */
-    LS_BLOCK_INVALID = 2,       /* it is damaged: magic, length, CRC-32C or a record  */
-    LS_BLOCK_FULL = 3,          /* max_records items were made                        */
-    LS_BLOCK_BOUND = 4,         /* stop_offset was reached                            */
-    LS_BLOCK_LEGACY = 5,        /* magic 0 or 1                                       */
+    LS_BLOCK_END = 0,     /* every byte up to `end` was used */
+    LS_BLOCK_TORN = 1,    /* the batch at next_position is not complete */
+    LS_BLOCK_INVALID = 2, /* it is damaged: magic, length, CRC-32C or a record */
+    LS_BLOCK_FULL = 3,    /* max_records items were made */
+    LS_BLOCK_BOUND = 4,   /* stop_offset was reached */
+    LS_BLOCK_LEGACY = 5,  /* magic 0 or 1 */
     LS_BLOCK_COMPRESSED = 6,
     LS_BLOCK_CONTROL = 7,
     LS_BLOCK_TRANSACTIONAL = 8

@@ -45,22 +45,22 @@ int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t s
     assert(size >= 0);
     const uint8_t *at = (const uint8_t *)bytes;
     switch (variant) {
-    case LS_CRC_TABLE:
-        return crc_table(crc, at, size);
+        case LS_CRC_TABLE:
+            return crc_table(crc, at, size);
 #if LS_X86
-    case LS_CRC_SSE42:
-        return ls_has_sse42() ? (int64_t)ls_crc32c_sse42(crc, at, size) : -1;
-    case LS_CRC_SSE42_3WAY:
-        return ls_has_pclmul() ? (int64_t)ls_crc32c_sse42_3way(crc, at, size) : -1;
-    case LS_CRC_VPCLMUL:
-        return ls_has_vpclmul() ? (int64_t)ls_crc32c_vpclmul(crc, at, size) : -1;
-    case LS_CRC_FUSED:
-        return ls_has_vpclmul() ? (int64_t)ls_crc32c_fused(crc, at, size) : -1;
+        case LS_CRC_SSE42:
+            return ls_has_sse42() ? (int64_t)ls_crc32c_sse42(crc, at, size) : -1;
+        case LS_CRC_SSE42_3WAY:
+            return ls_has_pclmul() ? (int64_t)ls_crc32c_sse42_3way(crc, at, size) : -1;
+        case LS_CRC_VPCLMUL:
+            return ls_has_vpclmul() ? (int64_t)ls_crc32c_vpclmul(crc, at, size) : -1;
+        case LS_CRC_FUSED:
+            return ls_has_vpclmul() ? (int64_t)ls_crc32c_fused(crc, at, size) : -1;
 #elif LS_ARM64
-    case LS_CRC_ARMV8:
-        return ls_has_armv8_crc() ? (int64_t)ls_crc32c_armv8(crc, at, size) : -1;
+        case LS_CRC_ARMV8:
+            return ls_has_armv8_crc() ? (int64_t)ls_crc32c_armv8(crc, at, size) : -1;
 #endif
-    default:
-        return -1;
+        default:
+            return -1;
     }
 }

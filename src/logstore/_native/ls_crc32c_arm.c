@@ -1,5 +1,5 @@
 /*
- * ls_crc32c_arm.c: CRC-32C with the ARMv8 crc instructions, an optional part of 64-bit ARM before 8.1.
+ * ls_crc32c_arm.c: CRC-32C with the ARMv8 crc instructions, which 64-bit ARM before 8.1 may lack.
  *
  * The instructions are written as assembly because compilers declare their intrinsics under
  * different conditions. Three streams side by side hide the instruction's latency; a stream's
@@ -64,8 +64,10 @@ uint32_t ls_crc32c_armv8(uint32_t crc, const uint8_t *bytes, int64_t size) {
         }
         state = times(state, over_2) ^ times(second, over_1) ^ third;
     }
-    for (; size >= 8; bytes += 8, size -= 8) state = crc_u64(state, ls_load_le64(bytes));
-    for (; size > 0; ++bytes, --size) state = crc_u8(state, *bytes);
+    for (; size >= 8; bytes += 8, size -= 8)
+        state = crc_u64(state, ls_load_le64(bytes));
+    for (; size > 0; ++bytes, --size)
+        state = crc_u8(state, *bytes);
     return ~state;
 }
 #else

@@ -8,10 +8,15 @@
 #include "ls_internal.h"
 
 #if LS_X86
-LS_INLINE bool ls_has_sse42(void) { return __builtin_cpu_supports("sse4.2"); }
-LS_INLINE bool ls_has_pclmul(void) { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul"); }
+LS_INLINE bool ls_has_sse42(void) {
+    return __builtin_cpu_supports("sse4.2");
+}
+LS_INLINE bool ls_has_pclmul(void) {
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+}
 LS_INLINE bool ls_has_vpclmul(void) {
-    return ls_has_pclmul() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("vpclmulqdq");
+    return ls_has_pclmul() && __builtin_cpu_supports("avx2") &&
+           __builtin_cpu_supports("vpclmulqdq");
 }
 
 uint32_t ls_crc32c_sse42(uint32_t crc, const uint8_t *bytes, int64_t size);

@@ -5,12 +5,14 @@
 #include "ls_internal.h"
 #include "ls_record.h"
 
-int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, int64_t base_timestamp,
-                         int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_record_check *check) {
+int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count,
+                         int64_t base_timestamp, int64_t lowest_timestamp,
+                         int64_t highest_timestamp, struct ls_record_check *check) {
     assert(size >= 0);
     assert(lowest_timestamp <= highest_timestamp);
     assert(check != NULL);
-    *check = (struct ls_record_check){.max_timestamp = -1, .min_timestamp = INT64_MAX, .last_offset_delta = -1};
+    *check = (struct ls_record_check){
+        .max_timestamp = -1, .min_timestamp = INT64_MAX, .last_offset_delta = -1};
     if (record_count < 0) return LS_E_CORRUPT;
 
     /* Locals, because bytes may alias the struct. */
@@ -51,8 +53,9 @@ int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count, 
     return 0;
 }
 
-int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, int64_t base_timestamp,
-                          int64_t log_append_time, int32_t record_count, const struct ls_record_columns *columns) {
+int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset,
+                          int64_t base_timestamp, int64_t log_append_time, int32_t record_count,
+                          const struct ls_record_columns *columns) {
     assert(size >= 0);
     assert(columns != NULL);
     if (record_count < 0) return LS_E_CORRUPT;
@@ -75,8 +78,9 @@ int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset, 
 
         if (offsets) offsets[index] = ls_wrapping_add(base_offset, record.offset_delta);
         if (timestamps) {
-            timestamps[index] =
-                log_append_time >= 0 ? log_append_time : ls_wrapping_add(base_timestamp, record.timestamp_delta);
+            timestamps[index] = log_append_time >= 0
+                                    ? log_append_time
+                                    : ls_wrapping_add(base_timestamp, record.timestamp_delta);
         }
         if (key_positions) key_positions[index] = record.key - begin;
         if (key_sizes) key_sizes[index] = record.key_size;
@@ -96,7 +100,8 @@ enum {
 /* Pass one record by its length alone; NULL: it breaks a rule or the bytes end. */
 LS_INLINE const uint8_t *pass_record(const uint8_t *at, const uint8_t *end) {
     uint32_t bits;
-    at = LS_LIKELY(end - at >= LS_VARINT_BYTES_MAX) ? ls_get_varint_inside(at, &bits) : ls_get_varint(at, end, &bits);
+    at = LS_LIKELY(end - at >= LS_VARINT_BYTES_MAX) ? ls_get_varint_inside(at, &bits)
+                                                    : ls_get_varint(at, end, &bits);
     if (LS_UNLIKELY(at == NULL)) return NULL;
     int32_t body_size = ls_unzigzag32(bits);
     if (LS_UNLIKELY(body_size < LS_RECORD_BYTES_MIN - 1 || body_size > end - at)) return NULL;
@@ -104,7 +109,8 @@ LS_INLINE const uint8_t *pass_record(const uint8_t *at, const uint8_t *end) {
 }
 
 /* The offset delta of the record at `at`; NULL or the byte after the record. */
-LS_INLINE const uint8_t *read_offset_delta(const uint8_t *at, const uint8_t *end, int32_t *offset_delta) {
+LS_INLINE const uint8_t *read_offset_delta(const uint8_t *at, const uint8_t *end,
+                                           int32_t *offset_delta) {
     const uint8_t *next = pass_record(at, end);
     if (LS_UNLIKELY(next == NULL)) return NULL;
     uint32_t bits;

@@ -7,8 +7,9 @@
 /* Room that a column needs behind an item so that it may be copied in whole blocks. */
 enum { WILD_BYTES = 128 };
 
-static struct ls_column column_of(uintptr_t bytes, uintptr_t offsets, uintptr_t validity, int64_t size, int64_t slack,
-                                  int64_t bit_offset, int64_t first, int32_t width) {
+static struct ls_column column_of(uintptr_t bytes, uintptr_t offsets, uintptr_t validity,
+                                  int64_t size, int64_t slack, int64_t bit_offset, int64_t first,
+                                  int32_t width) {
     assert(offsets == 0 || width == 4 || width == 8);
     return (struct ls_column){
         .bytes = (const uint8_t *)bytes,
@@ -22,8 +23,9 @@ static struct ls_column column_of(uintptr_t bytes, uintptr_t offsets, uintptr_t 
 }
 
 static struct ls_column value_column(const struct ls_columns *columns, int64_t first) {
-    return column_of(columns->values, columns->value_offsets, columns->value_validity, columns->values_size,
-                     columns->values_slack, columns->bit_offset, first, columns->value_offset_width);
+    return column_of(columns->values, columns->value_offsets, columns->value_validity,
+                     columns->values_size, columns->values_slack, columns->bit_offset, first,
+                     columns->value_offset_width);
 }
 
 static struct ls_column key_column(const struct ls_columns *columns, int64_t first) {
@@ -32,12 +34,14 @@ static struct ls_column key_column(const struct ls_columns *columns, int64_t fir
 }
 
 static struct ls_column header_column(const struct ls_columns *columns, int64_t first) {
-    return column_of(columns->headers, columns->header_offsets, 0, columns->headers_size, 0, 0, first, 8);
+    return column_of(columns->headers, columns->header_offsets, 0, columns->headers_size, 0, 0,
+                     first, 8);
 }
 
 static int64_t encode_loop(int32_t variant, struct ls_encoding *encoding) {
 #if LS_X86
-    if (variant != LS_ENCODE_PORTABLE && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) {
+    if (variant != LS_ENCODE_PORTABLE && __builtin_cpu_supports("avx2") &&
+        __builtin_cpu_supports("bmi2")) {
         return ls_encode_loop_avx2(encoding);
     }
 #endif
@@ -79,7 +83,8 @@ int64_t ls_encode_records_with(int32_t variant, const struct ls_columns *columns
         .at = begin,
         .max_timestamp = -1,
     };
-    encoding.base_timestamp = encoding.timestamps != NULL ? encoding.timestamps[0] : encoding.timestamp;
+    encoding.base_timestamp =
+        encoding.timestamps != NULL ? encoding.timestamps[0] : encoding.timestamp;
     if (fields->delete_horizon >= 0) encoding.base_timestamp = fields->delete_horizon;
 
     int64_t result = encode_loop(variant, &encoding);
@@ -88,29 +93,34 @@ int64_t ls_encode_records_with(int32_t variant, const struct ls_columns *columns
     encoded->size_bytes = encoding.at - begin;
     encoded->record_count = encoding.count;
     encoded->base_timestamp = encoding.base_timestamp;
-    encoded->max_timestamp = fields->log_append_time >= 0 ? fields->log_append_time : encoding.max_timestamp;
+    encoded->max_timestamp =
+        fields->log_append_time >= 0 ? fields->log_append_time : encoding.max_timestamp;
     return encoded->size_bytes;
 }
 
-int64_t ls_encode_records(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
-                          uintptr_t out, int64_t out_cap, struct ls_encoded *encoded) {
+int64_t ls_encode_records(const struct ls_columns *columns, int64_t first,
+                          const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
+                          struct ls_encoded *encoded) {
     return ls_encode_records_with(LS_ENCODE_BEST, columns, first, fields, out, out_cap, encoded);
 }
 
-int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first, const struct ls_batch_fields *fields,
-                        uintptr_t out, int64_t out_cap, struct ls_encoded *encoded) {
+int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first,
+                        const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
+                        struct ls_encoded *encoded) {
     if (out_cap < LS_BATCH_OVERHEAD) return LS_E_NO_ROOM;
-    int64_t size = ls_encode_records(columns, first, fields, out + LS_BATCH_OVERHEAD, out_cap - LS_BATCH_OVERHEAD,
-                                     encoded);
+    int64_t size = ls_encode_records(columns, first, fields, out + LS_BATCH_OVERHEAD,
+                                     out_cap - LS_BATCH_OVERHEAD, encoded);
     if (size < 0) return size;
-    size = ls_seal_batch(out, LS_BATCH_OVERHEAD + size, fields, encoded->base_timestamp, encoded->max_timestamp,
-                         (int32_t)(encoded->record_count - 1), (int32_t)encoded->record_count);
+    size = ls_seal_batch(out, LS_BATCH_OVERHEAD + size, fields, encoded->base_timestamp,
+                         encoded->max_timestamp, (int32_t)(encoded->record_count - 1),
+                         (int32_t)encoded->record_count);
     encoded->size_bytes = size;
     return size;
 }
 
 static int64_t offset_at(const struct ls_column *column, int64_t index) {
-    return column->wide ? ((const int64_t *)column->offsets)[index] : ((const int32_t *)column->offsets)[index];
+    return column->wide ? ((const int64_t *)column->offsets)[index]
+                        : ((const int32_t *)column->offsets)[index];
 }
 
 /* Bytes of the first `count` items, or LS_E_CORRUPT. */
@@ -135,8 +145,9 @@ int64_t ls_record_bound(const struct ls_columns *columns, int64_t first, int64_t
     return bound;
 }
 
-int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_fields *fields, int64_t base_timestamp,
-                      int64_t max_timestamp, int32_t last_offset_delta, int32_t record_count) {
+int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_fields *fields,
+                      int64_t base_timestamp, int64_t max_timestamp, int32_t last_offset_delta,
+                      int32_t record_count) {
     assert(batch != 0);
     assert(size >= LS_BATCH_OVERHEAD);
     assert(fields != NULL);
@@ -164,6 +175,7 @@ int64_t ls_seal_batch(uintptr_t batch, int64_t size, const struct ls_batch_field
     ls_store_be16(at + LS_PRODUCER_EPOCH_AT, (uint16_t)fields->producer_epoch);
     ls_store_be32(at + LS_BASE_SEQUENCE_AT, (uint32_t)fields->base_sequence);
     ls_store_be32(at + LS_RECORD_COUNT_AT, (uint32_t)record_count);
-    ls_store_be32(at + LS_CRC_AT, ls_crc32c(0, (uintptr_t)(at + LS_ATTRIBUTES_AT), size - LS_ATTRIBUTES_AT));
+    ls_store_be32(at + LS_CRC_AT,
+                  ls_crc32c(0, (uintptr_t)(at + LS_ATTRIBUTES_AT), size - LS_ATTRIBUTES_AT));
     return size;
 }

@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 #define LOOP_TARGET __attribute__((target("avx2,bmi2")))
-#define LOOP(name) name##_avx2
+#define LOOP(name)  name##_avx2
 
 LOOP_TARGET LS_INLINE void copy_32(uint8_t *to, const uint8_t *from) {
     __m256i block = _mm256_loadu_si256((const __m256i *)(const void *)from);

@@ -7,7 +7,8 @@
  *     if (size > end - at) ...                                // does not fit: next batch
  *     at = ls_put_record(at, delta, ts, key, key_size, value, value_size, headers, headers_size);
  *     ...
- *     ls_seal_batch((uintptr_t)batch, at - batch, &fields, base_timestamp, max_timestamp, last_delta, count);
+ *     ls_seal_batch((uintptr_t)batch, at - batch, &fields, base_timestamp, max_timestamp,
+ *                   last_delta, count);
  *
  * Records of a value alone (null key, no headers, timestamp delta 0) are faster with a shape, which
  * keeps what depends on the value's size while that repeats:
@@ -32,11 +33,12 @@ enum {
     LS_COPY_INLINE_MAX = 512
 };
 
-/* ---- varints ------------------------------------------------------------------------------------ */
+/* ---- varints -------------------------------------------------------------------------------- */
 /* The `bytes` bytes of an unsigned varint as a little-endian word. */
 LS_INLINE uint64_t ls_varint_word(uint32_t bits, int32_t bytes) {
-    uint64_t word = (bits & 0x7f) | (uint64_t)(bits & 0x3f80) << 1 | (uint64_t)(bits & 0x1fc000) << 2 |
-                    (uint64_t)(bits & 0xfe00000) << 3 | (uint64_t)(bits & 0xf0000000) << 4;
+    uint64_t word = (bits & 0x7f) | (uint64_t)(bits & 0x3f80) << 1 |
+                    (uint64_t)(bits & 0x1fc000) << 2 | (uint64_t)(bits & 0xfe00000) << 3 |
+                    (uint64_t)(bits & 0xf0000000) << 4;
     return word | (UINT64_C(0x80808080) & ((UINT64_C(1) << 8 * (bytes - 1)) - 1));
 }
 
@@ -73,7 +75,7 @@ LS_INLINE uint8_t *ls_put_varlong(uint8_t *at, uint64_t bits) {
     return at;
 }
 
-/* ---- copies --------------------------------------------------------------------------------------- */
+/* ---- copies --------------------------------------------------------------------------------- */
 /*
  * For more than LS_COPY_INLINE_MAX bytes, with the widest registers the processor has. Not memcpy:
  * above 2 KiB that runs `rep movsb`, which some processors execute at a quarter of the speed when
@@ -96,7 +98,8 @@ LS_INLINE void ls_copy(uint8_t *to, const uint8_t *from, int64_t size) {
         }
         uint8_t *last = to + size - 16;
         const uint8_t *from_last = from + size - 16;
-        for (; to < last; to += 16, from += 16) ls_copy_16(to, from);
+        for (; to < last; to += 16, from += 16)
+            ls_copy_16(to, from);
         ls_copy_16(last, from_last);
     } else if (size >= 8) {
         uint64_t first = ls_load_le64(from);
@@ -117,14 +120,14 @@ LS_INLINE void ls_copy(uint8_t *to, const uint8_t *from, int64_t size) {
     }
 }
 
-/* ---- any record ----------------------------------------------------------------------------------- */
+/* ---- any record ----------------------------------------------------------------------------- */
 /*
  * Size of a record's body, which its first varint states. key_size and value_size: -1 null.
  * headers_size: bytes of headersCount + headers; 0 or less stands for no headers (one byte).
  * Sizes are at most 2^31 - 1 each; the result may exceed that: LS_E_TOO_LARGE is the caller's.
  */
-LS_INLINE int64_t ls_record_body_size(int32_t offset_delta, int64_t timestamp_delta, int64_t key_size,
-                                      int64_t value_size, int64_t headers_size) {
+LS_INLINE int64_t ls_record_body_size(int32_t offset_delta, int64_t timestamp_delta,
+                                      int64_t key_size, int64_t value_size, int64_t headers_size) {
     uint64_t timestamp_bits = ls_zigzag64(timestamp_delta);
     int64_t size = 1 + (LS_LIKELY(timestamp_bits < 128) ? 1 : ls_varlong_bytes(timestamp_bits));
     size += ls_varint_bytes(ls_zigzag32(offset_delta));
@@ -139,8 +142,8 @@ LS_INLINE int64_t ls_record_size_of(int64_t body) {
 }
 
 /* Size of a whole record, with its length varint. */
-LS_INLINE int64_t ls_record_size(int32_t offset_delta, int64_t timestamp_delta, int64_t key_size, int64_t value_size,
-                                 int64_t headers_size) {
+LS_INLINE int64_t ls_record_size(int32_t offset_delta, int64_t timestamp_delta, int64_t key_size,
+                                 int64_t value_size, int64_t headers_size) {
     return ls_record_size_of(
         ls_record_body_size(offset_delta, timestamp_delta, key_size, value_size, headers_size));
 }
@@ -150,15 +153,17 @@ LS_INLINE int64_t ls_record_size(int32_t offset_delta, int64_t timestamp_delta, 
  * The room, and a body of at most 2^31 - 1 bytes, are the caller's to check. `headers` are
  * headersCount and headers as the format has them.
  */
-LS_INLINE uint8_t *ls_put_record(uint8_t *at, int32_t offset_delta, int64_t timestamp_delta, const uint8_t *key,
-                                 int64_t key_size, const uint8_t *value, int64_t value_size, const uint8_t *headers,
-                                 int64_t headers_size) {
-    int64_t body = ls_record_body_size(offset_delta, timestamp_delta, key_size, value_size, headers_size);
+LS_INLINE uint8_t *ls_put_record(uint8_t *at, int32_t offset_delta, int64_t timestamp_delta,
+                                 const uint8_t *key, int64_t key_size, const uint8_t *value,
+                                 int64_t value_size, const uint8_t *headers, int64_t headers_size) {
+    int64_t body =
+        ls_record_body_size(offset_delta, timestamp_delta, key_size, value_size, headers_size);
     assert(body <= INT32_MAX);
     uint64_t timestamp_bits = ls_zigzag64(timestamp_delta);
     uint32_t offset_bits = ls_zigzag32(offset_delta);
     uint32_t key_bits = key_size < 0 ? 1 : (uint32_t)key_size << 1;
-    if (LS_LIKELY(body < 1 << 13 && timestamp_bits < 1 << 14 && offset_bits < 1 << 14 && key_bits < 1 << 7)) {
+    if (LS_LIKELY(body < 1 << 13 && timestamp_bits < 1 << 14 && offset_bits < 1 << 14 &&
+                  key_bits < 1 << 7)) {
         /* Nearly every record: what precedes the key is one word. */
         int32_t bytes = body < 1 << 6 ? 1 : 2;
         uint64_t word = ls_short_varint_word((uint32_t)body << 1, bytes);
@@ -198,7 +203,7 @@ LS_INLINE uint8_t *ls_put_record(uint8_t *at, int32_t offset_delta, int64_t time
     return at;
 }
 
-/* ---- records of a value alone ------------------------------------------------------------------------ */
+/* ---- records of a value alone --------------------------------------------------------------- */
 /*
  * What precedes a value, for one value size and one length of the offset delta's varint. The record
  * begins with `prefix`, into which the offset delta goes at delta_shift; `suffix` (null key, value
@@ -226,7 +231,8 @@ LS_INLINE int32_t ls_delta_bytes(int64_t offset_delta) {
     return LS_LIKELY(offset_delta < 1 << 6) ? 1 : LS_LIKELY(offset_delta < 1 << 13) ? 2 : 3;
 }
 
-LS_INLINE void ls_make_value_shape(struct ls_value_shape *shape, int32_t delta_bytes, int64_t value_size) {
+LS_INLINE void ls_make_value_shape(struct ls_value_shape *shape, int32_t delta_bytes,
+                                   int64_t value_size) {
     int32_t size_bytes = ls_varint_bytes((uint32_t)value_size << 1);
     uint32_t body = (uint32_t)(4 + delta_bytes + size_bytes + value_size);
     int32_t body_bytes = ls_varint_bytes(body << 1);
@@ -243,7 +249,8 @@ LS_INLINE void ls_make_value_shape(struct ls_value_shape *shape, int32_t delta_b
 }
 
 /* Size of the record; makes the shape anew when it is not the last one's. */
-LS_INLINE int64_t ls_shape_value(struct ls_value_shape *shape, int64_t offset_delta, int64_t value_size) {
+LS_INLINE int64_t ls_shape_value(struct ls_value_shape *shape, int64_t offset_delta,
+                                 int64_t value_size) {
     assert(ls_fits_value_shape(offset_delta, value_size));
     int32_t delta_bytes = ls_delta_bytes(offset_delta);
     if (LS_UNLIKELY(shape->value_size != value_size || shape->delta_bytes != delta_bytes)) {
@@ -253,8 +260,8 @@ LS_INLINE int64_t ls_shape_value(struct ls_value_shape *shape, int64_t offset_de
 }
 
 /* Put what precedes the value and what follows it; return where the value goes. */
-LS_INLINE uint8_t *ls_put_around_value(const struct ls_value_shape *shape, uint8_t *at, int64_t offset_delta,
-                                       int32_t delta_bytes) {
+LS_INLINE uint8_t *ls_put_around_value(const struct ls_value_shape *shape, uint8_t *at,
+                                       int64_t offset_delta, int32_t delta_bytes) {
     uint64_t delta = ls_short_varint_word((uint32_t)offset_delta << 1, delta_bytes);
     ls_store_le64(at, shape->prefix | delta << shape->delta_shift);
     ls_store_le64(at + shape->suffix_at, shape->suffix);
@@ -262,8 +269,8 @@ LS_INLINE uint8_t *ls_put_around_value(const struct ls_value_shape *shape, uint8
 }
 
 /* Put one record of the shape that ls_shape_value has just made; return the byte after it. */
-LS_INLINE uint8_t *ls_put_value(const struct ls_value_shape *shape, uint8_t *at, int64_t offset_delta,
-                                const uint8_t *value) {
+LS_INLINE uint8_t *ls_put_value(const struct ls_value_shape *shape, uint8_t *at,
+                                int64_t offset_delta, const uint8_t *value) {
     uint8_t *value_at = ls_put_around_value(shape, at, offset_delta, shape->delta_bytes);
     ls_copy(value_at, value, shape->value_size);
     value_at[shape->value_size] = 0; /* no headers */

@@ -1,6 +1,6 @@
 /*
- * ls_encode_internal.h: what the encoder's files share. One loop (ls_encode_loops.h) is compiled for
- * each width of registers, and ls_encode.c chooses at run time.
+ * ls_encode_internal.h: what the encoder's files share. One loop (ls_encode_loops.h) is compiled
+ * for each width of registers, and ls_encode.c chooses at run time.
  */
 #ifndef LS_ENCODE_INTERNAL_H
 #define LS_ENCODE_INTERNAL_H
@@ -13,9 +13,9 @@ struct ls_column {
     const void *offsets;     /* NULL: every item is null */
     const uint8_t *validity; /* NULL: no item is null */
     int64_t size;            /* no offset may exceed it */
-    int64_t wild_end;        /* an item that ends here or before may be read 128 bytes beyond its end */
-    int64_t bit_offset;      /* of item 0 */
-    bool wide;               /* int64 offsets */
+    int64_t wild_end;   /* an item that ends here or before may be read 128 bytes beyond its end */
+    int64_t bit_offset; /* of item 0 */
+    bool wide;          /* int64 offsets */
 };
 
 struct ls_encoding {

@@ -56,8 +56,8 @@ LOOP_TARGET LS_INLINE int64_t offset_at(const void *offsets, int64_t index, bool
  * Returns 1 to go on with the next length, 0 when a record did not fit or needs the general loop,
  * or an enum ls_error.
  */
-LOOP_TARGET LS_INLINE int64_t put_values(struct ls_encoding *encoding, bool wide, int32_t delta_bytes,
-                                         int64_t count_end) {
+LOOP_TARGET LS_INLINE int64_t put_values(struct ls_encoding *encoding, bool wide,
+                                         int32_t delta_bytes, int64_t count_end) {
     const uint8_t *bytes = encoding->values.bytes;
     const void *offsets = encoding->values.offsets;
     const int64_t wild_end = encoding->values.wild_end;
@@ -112,7 +112,8 @@ struct item {
 };
 
 /* False: the offsets of this item descend, or exceed the column or 2^31 - 1 bytes. */
-LOOP_TARGET LS_INLINE bool item_at(const struct ls_column *column, int64_t index, struct item *item) {
+LOOP_TARGET LS_INLINE bool item_at(const struct ls_column *column, int64_t index,
+                                   struct item *item) {
     *item = (struct item){.size = -1};
     if (column->offsets == NULL) return true;
     if (column->validity != NULL) {
@@ -121,7 +122,8 @@ LOOP_TARGET LS_INLINE bool item_at(const struct ls_column *column, int64_t index
     }
     int64_t begin = offset_at(column->offsets, index, column->wide);
     int64_t end = offset_at(column->offsets, index + 1, column->wide);
-    if (LS_UNLIKELY(begin < 0 || end < begin || end > column->size || end - begin > INT32_MAX)) return false;
+    if (LS_UNLIKELY(begin < 0 || end < begin || end > column->size || end - begin > INT32_MAX))
+        return false;
     item->bytes = column->bytes + begin;
     item->size = end - begin;
     item->wild = end <= column->wild_end;
@@ -146,7 +148,7 @@ LOOP_TARGET LS_INLINE uint8_t *put_item(uint8_t *at, const struct item *item) {
     return at + item->size;
 }
 
-/* Records of any kind, up to number `count_end`. Stops early, without an error, when one does not fit. */
+/* Records of any kind, up to number `count_end`; stops, without an error, when one does not fit. */
 LOOP_TARGET static int64_t put_records(struct ls_encoding *encoding, int64_t count_end) {
     const struct ls_column values = encoding->values;
     const struct ls_column keys = encoding->keys;
@@ -167,7 +169,8 @@ LOOP_TARGET static int64_t put_records(struct ls_encoding *encoding, int64_t cou
 
         int64_t timestamp = timestamps != NULL ? timestamps[count] : encoding->timestamp;
         int64_t delta = ls_wrapping_sub(timestamp, base_timestamp);
-        int64_t body = ls_record_body_size((int32_t)count, delta, key.size, value.size, header.size);
+        int64_t body =
+            ls_record_body_size((int32_t)count, delta, key.size, value.size, header.size);
         int64_t size = ls_record_size_of(body);
         if (LS_UNLIKELY(size > encoding->end - at)) {
             if (count > 0) break;
@@ -209,8 +212,8 @@ enum {
  * precedes the key is one word. Null or not is no branch: it is as random as data. A record that is
  * not small goes through the general loop. Returns as put_values does.
  */
-LOOP_TARGET LS_INLINE int64_t put_small(struct ls_encoding *encoding, bool wide_values, bool wide_keys,
-                                        int32_t delta_bytes, int64_t count_end) {
+LOOP_TARGET LS_INLINE int64_t put_small(struct ls_encoding *encoding, bool wide_values,
+                                        bool wide_keys, int32_t delta_bytes, int64_t count_end) {
     const struct ls_column values = encoding->values;
     const struct ls_column keys = encoding->keys;
     const int64_t *timestamps = encoding->timestamps;
@@ -264,10 +267,12 @@ LOOP_TARGET LS_INLINE int64_t put_small(struct ls_encoding *encoding, bool wide_
 
         int32_t time_bytes = time_bits < 128 ? 1 : 2;
         int32_t value_length_bytes = value_bits < 128 ? 1 : 2;
-        uint32_t body = (uint32_t)(3 + time_bytes + delta_bytes + value_length_bytes) + (uint32_t)(key_size + value_size);
+        uint32_t body = (uint32_t)(3 + time_bytes + delta_bytes + value_length_bytes) +
+                        (uint32_t)(key_size + value_size);
         int32_t body_bytes = body < 64 ? 1 : 2;
         if (LS_UNLIKELY((int64_t)body + body_bytes > encoding->end - at)) {
-            if (count == 0 && (int64_t)body + body_bytes > encoding->out_end - at) return LS_E_NO_ROOM;
+            if (count == 0 && (int64_t)body + body_bytes > encoding->out_end - at)
+                return LS_E_NO_ROOM;
             if (count > 0) break;
         }
         uint64_t word = ls_short_varint_word(body << 1, body_bytes);
@@ -301,7 +306,8 @@ LOOP_TARGET LS_INLINE int64_t put_small(struct ls_encoding *encoding, bool wide_
     return count == count_end;
 }
 
-LOOP_TARGET LS_INLINE int64_t put_all_small(struct ls_encoding *encoding, bool wide_values, bool wide_keys) {
+LOOP_TARGET LS_INLINE int64_t put_all_small(struct ls_encoding *encoding, bool wide_values,
+                                            bool wide_keys) {
     int64_t result = put_small(encoding, wide_values, wide_keys, 1, 1 << 6);
     return result > 0 ? put_small(encoding, wide_values, wide_keys, 2, 1 << 13) : result;
 }
@@ -311,20 +317,27 @@ LOOP_TARGET int64_t LOOP(ls_encode_loop)(struct ls_encoding *encoding) {
     const struct ls_column *keys = &encoding->keys;
     int64_t result = 1;
     if (values->offsets != NULL && encoding->headers.offsets == NULL) {
-        bool values_alone = keys->offsets == NULL && values->validity == NULL && encoding->timestamps == NULL &&
+        bool values_alone = keys->offsets == NULL && values->validity == NULL &&
+                            encoding->timestamps == NULL &&
                             encoding->timestamp == encoding->base_timestamp;
         if (values_alone) {
             if (offset_at(values->offsets, 0, values->wide) < 0) return LS_E_CORRUPT;
-            if (encoding->timestamp > encoding->max_timestamp) encoding->max_timestamp = encoding->timestamp;
-            result = values->wide ? put_all_values(encoding, true) : put_all_values(encoding, false);
+            if (encoding->timestamp > encoding->max_timestamp)
+                encoding->max_timestamp = encoding->timestamp;
+            result =
+                values->wide ? put_all_values(encoding, true) : put_all_values(encoding, false);
         } else if (values->wide) {
-            result = keys->wide ? put_all_small(encoding, true, true) : put_all_small(encoding, true, false);
+            result = keys->wide ? put_all_small(encoding, true, true)
+                                : put_all_small(encoding, true, false);
         } else {
-            result = keys->wide ? put_all_small(encoding, false, true) : put_all_small(encoding, false, false);
+            result = keys->wide ? put_all_small(encoding, false, true)
+                                : put_all_small(encoding, false, false);
         }
     }
     /* Zero: a record did not fit, or is for the general loop: it tells. */
     return result < 0 ? result : put_records(encoding, encoding->count_max);
 }
 
-LOOP_TARGET void LOOP(ls_copy_large)(uint8_t *to, const uint8_t *from, int64_t size) { copy_blocks(to, from, size); }
+LOOP_TARGET void LOOP(ls_copy_large)(uint8_t *to, const uint8_t *from, int64_t size) {
+    copy_blocks(to, from, size);
+}

@@ -11,10 +11,13 @@ enum {
     TIME_OFFSET_AT = 8
 };
 
-static inline bool fits_31_bits(int64_t value) { return value >= 0 && value <= INT32_MAX; }
+static inline bool fits_31_bits(int64_t value) {
+    return value >= 0 && value <= INT32_MAX;
+}
 
-int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state *state, uintptr_t offset_entries,
-                         int64_t offset_cap, uintptr_t time_entries, int64_t time_cap, struct ls_index_made *made) {
+int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state *state,
+                         uintptr_t offset_entries, int64_t offset_cap, uintptr_t time_entries,
+                         int64_t time_cap, struct ls_index_made *made) {
     assert(count >= 0);
     assert(offset_cap >= 0);
     assert(time_cap >= 0);
@@ -38,8 +41,9 @@ int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state
         if (due) {
             bool offset_due = state->offset_entries_room > 0;
             /* An older offset than the last entry's would make the index unsearchable. */
-            bool time_due = state->time_entries_room > 0 && max_timestamp > state->last_time_entry_timestamp &&
-                            max_offset >= state->last_time_entry_offset && max_offset >= state->base_offset;
+            bool time_due =
+                state->time_entries_room > 0 && max_timestamp > state->last_time_entry_timestamp &&
+                max_offset >= state->last_time_entry_offset && max_offset >= state->base_offset;
             if (offset_due && made->offset_entries == offset_cap) break;
             if (time_due && made->time_entries == time_cap) break;
             if (offset_due) {
@@ -51,7 +55,8 @@ int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state
             }
             if (time_due) {
                 ls_store_be64(time_entry, (uint64_t)max_timestamp);
-                ls_store_be32(time_entry + TIME_OFFSET_AT, (uint32_t)(max_offset - state->base_offset));
+                ls_store_be32(time_entry + TIME_OFFSET_AT,
+                              (uint32_t)(max_offset - state->base_offset));
                 time_entry += TIME_ENTRY_BYTES;
                 made->time_entries += 1;
                 state->time_entries_room -= 1;
@@ -67,7 +72,7 @@ int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state
     return made->batches;
 }
 
-/* ---- search: branch-free halving; `entry` always is the last candidate known to qualify ----------- */
+/* ---- search: branch-free halving; `entry` always is the last candidate known to qualify ----- */
 int64_t ls_offset_index_lookup(uintptr_t entries, int64_t count, uint32_t relative_offset) {
     assert(count >= 0);
     const uint8_t *first = (const uint8_t *)entries;
@@ -126,7 +131,7 @@ int64_t ls_time_index_lookup_offset(uintptr_t entries, int64_t count, uint32_t r
     return (entry - first) / TIME_ENTRY_BYTES;
 }
 
-/* ---- order ------------------------------------------------------------------------------------------ */
+/* ---- order ---------------------------------------------------------------------------------- */
 int64_t ls_offset_index_check(uintptr_t entries, int64_t count) {
     assert(count >= 0);
     const uint8_t *entry = (const uint8_t *)entries;

@@ -49,7 +49,7 @@ enum {
     LS_DELETE_HORIZON_BIT = 0x40
 };
 
-/* Instructions beyond the baseline are chosen at run time; LS_PORTABLE leaves them out of the build. */
+/* Instructions beyond the baseline are chosen at run time; LS_PORTABLE builds without them. */
 #if defined(__x86_64__) && !defined(LS_PORTABLE)
 #define LS_X86 1
 #else
@@ -61,18 +61,20 @@ enum {
 #define LS_ARM64 0
 #endif
 
-#define LS_LIKELY(condition) __builtin_expect(!!(condition), 1)
+#define LS_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 #define LS_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
-#define LS_INLINE static inline __attribute__((always_inline, unused))
+#define LS_INLINE              static inline __attribute__((always_inline, unused))
 
-/* ---- loads and stores ------------------------------------------------------------------------- */
+/* ---- loads and stores ----------------------------------------------------------------------- */
 LS_INLINE uint64_t ls_load_le64(const uint8_t *at) {
     uint64_t value;
     memcpy(&value, at, sizeof value);
     return value;
 }
 
-LS_INLINE void ls_store_le64(uint8_t *at, uint64_t value) { memcpy(at, &value, sizeof value); }
+LS_INLINE void ls_store_le64(uint8_t *at, uint64_t value) {
+    memcpy(at, &value, sizeof value);
+}
 
 LS_INLINE uint16_t ls_load_be16(const uint8_t *at) {
     uint16_t value;
@@ -86,7 +88,9 @@ LS_INLINE uint32_t ls_load_be32(const uint8_t *at) {
     return __builtin_bswap32(value);
 }
 
-LS_INLINE uint64_t ls_load_be64(const uint8_t *at) { return __builtin_bswap64(ls_load_le64(at)); }
+LS_INLINE uint64_t ls_load_be64(const uint8_t *at) {
+    return __builtin_bswap64(ls_load_le64(at));
+}
 
 LS_INLINE void ls_store_be16(uint8_t *at, uint16_t value) {
     value = __builtin_bswap16(value);
@@ -102,15 +106,27 @@ LS_INLINE void ls_store_be64(uint8_t *at, uint64_t value) {
     ls_store_le64(at, __builtin_bswap64(value));
 }
 
-/* ---- signed arithmetic that wraps, as Java's does --------------------------------------------- */
-LS_INLINE int64_t ls_wrapping_add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
-LS_INLINE int64_t ls_wrapping_sub(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
+/* ---- signed arithmetic that wraps, as Java's does ------------------------------------------- */
+LS_INLINE int64_t ls_wrapping_add(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a + (uint64_t)b);
+}
+LS_INLINE int64_t ls_wrapping_sub(int64_t a, int64_t b) {
+    return (int64_t)((uint64_t)a - (uint64_t)b);
+}
 
-/* ---- varints: zig-zag, then 7 bits a byte, least significant first ---------------------------- */
-LS_INLINE uint32_t ls_zigzag32(int32_t value) { return ((uint32_t)value << 1) ^ (uint32_t)(value >> 31); }
-LS_INLINE uint64_t ls_zigzag64(int64_t value) { return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63); }
-LS_INLINE int32_t ls_unzigzag32(uint32_t bits) { return (int32_t)((bits >> 1) ^ (0u - (bits & 1))); }
-LS_INLINE int64_t ls_unzigzag64(uint64_t bits) { return (int64_t)((bits >> 1) ^ (0u - (bits & 1))); }
+/* ---- varints: zig-zag, then 7 bits a byte, least significant first -------------------------- */
+LS_INLINE uint32_t ls_zigzag32(int32_t value) {
+    return ((uint32_t)value << 1) ^ (uint32_t)(value >> 31);
+}
+LS_INLINE uint64_t ls_zigzag64(int64_t value) {
+    return ((uint64_t)value << 1) ^ (uint64_t)(value >> 63);
+}
+LS_INLINE int32_t ls_unzigzag32(uint32_t bits) {
+    return (int32_t)((bits >> 1) ^ (0u - (bits & 1)));
+}
+LS_INLINE int64_t ls_unzigzag64(uint64_t bits) {
+    return (int64_t)((bits >> 1) ^ (0u - (bits & 1)));
+}
 
 /* Bytes that the unsigned varint of `bits` takes: 1..5 and 1..10. */
 LS_INLINE int32_t ls_varint_bytes(uint32_t bits) {

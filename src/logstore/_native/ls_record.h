@@ -1,6 +1,6 @@
 /*
- * ls_record.h: take one v2 record apart, inline, with every check of spec 1.4. For code that walks a
- * records section; nothing here is visible to Python.
+ * ls_record.h: take one v2 record apart, inline, with every check of spec 1.4. For code that walks
+ * a records section; nothing here is visible to Python.
  *
  *     bodyLength varint | attributes i8 | timestampDelta varlong | offsetDelta varint
  *     keyLength varint, key | valueLength varint, value | headersCount varint
@@ -39,12 +39,13 @@ LS_INLINE const uint8_t *ls_get_sized(const uint8_t *at, const uint8_t *end, int
 }
 
 enum {
-    /* Most that ls_parse_inside reads beyond a body that lies about its size: 10 + 5 + 5 + 5 + 5. */
+    /* Most that ls_parse_inside reads beyond a body with a wrong size: 10 + 5 + 5 + 5 + 5. */
     LS_INSIDE_BYTES = 32
 };
 
 /* The headers from headersCount on; NULL if they do not end at `next`. */
-LS_INLINE const uint8_t *ls_pass_headers(const uint8_t *at, const uint8_t *next, struct ls_record *record) {
+LS_INLINE const uint8_t *ls_pass_headers(const uint8_t *at, const uint8_t *next,
+                                         struct ls_record *record) {
     uint32_t bits;
     at = ls_get_varint(at, next, &bits);
     if (LS_UNLIKELY(at == NULL)) return NULL;
@@ -64,10 +65,12 @@ LS_INLINE const uint8_t *ls_pass_headers(const uint8_t *at, const uint8_t *next,
 }
 
 /* A body that is, or may be, the section's last: every byte is bounded by `next`. */
-LS_INLINE const uint8_t *ls_parse_last(const uint8_t *at, const uint8_t *next, struct ls_record *record) {
+LS_INLINE const uint8_t *ls_parse_last(const uint8_t *at, const uint8_t *next,
+                                       struct ls_record *record) {
     uint32_t bits;
     uint64_t timestamp_bits;
-    at = ls_get_varlong(at + 1, next, &timestamp_bits); /* past the attributes, in which no bit is defined */
+    at = ls_get_varlong(at + 1, next,
+                        &timestamp_bits); /* past the attributes, in which no bit is defined */
     if (at == NULL) return NULL;
     record->timestamp_delta = ls_unzigzag64(timestamp_bits);
     at = ls_get_varint(at, next, &bits);
@@ -84,10 +87,12 @@ LS_INLINE const uint8_t *ls_parse_last(const uint8_t *at, const uint8_t *next, s
 }
 
 /*
- * A body with LS_INSIDE_BYTES readable behind it. Varints may be read beyond the body: what is skipped
- * is bounded by it, so `at` never gets further than they do, and then the end does not match.
+ * A body with LS_INSIDE_BYTES readable behind it. Varints may be read beyond the body: what is
+ * skipped is bounded by it, so `at` never gets further than they do, and then the end does not
+ * match.
  */
-LS_INLINE const uint8_t *ls_parse_inside(const uint8_t *at, const uint8_t *next, struct ls_record *record) {
+LS_INLINE const uint8_t *ls_parse_inside(const uint8_t *at, const uint8_t *next,
+                                         struct ls_record *record) {
     uint32_t bits;
     uint64_t timestamp_bits = at[1];
     at += 2;
@@ -128,7 +133,8 @@ LS_INLINE const uint8_t *ls_parse_inside(const uint8_t *at, const uint8_t *next,
  * Parse the record at `at`; reads only [at, end). Returns the byte after it, or NULL if it breaks a
  * rule of the format. A size below -1 counts as null in Kafka; here too.
  */
-LS_INLINE const uint8_t *ls_parse_record(const uint8_t *at, const uint8_t *end, struct ls_record *record) {
+LS_INLINE const uint8_t *ls_parse_record(const uint8_t *at, const uint8_t *end,
+                                         struct ls_record *record) {
     uint32_t bits;
     if (LS_LIKELY(end - at >= LS_VARINT_BYTES_MAX)) {
         at = ls_get_varint_inside(at, &bits);

@@ -6,7 +6,8 @@
 #include "ls_internal.h"
 
 /* Read the fixed fields of a v2 header whose 61 bytes are there. */
-static void parse_header(const uint8_t *bytes, int64_t size_bytes, int64_t position, struct ls_batch *batch) {
+static void parse_header(const uint8_t *bytes, int64_t size_bytes, int64_t position,
+                         struct ls_batch *batch) {
     int64_t base_offset = (int64_t)ls_load_be64(bytes + LS_BASE_OFFSET_AT);
     int32_t last_delta = (int32_t)ls_load_be32(bytes + LS_LAST_OFFSET_DELTA_AT);
     *batch = (struct ls_batch){
@@ -28,7 +29,7 @@ static void parse_header(const uint8_t *bytes, int64_t size_bytes, int64_t posit
     };
 }
 
-/* Judge the entry at `bytes` by its header. On LS_STOP_END it is complete, and *size_bytes its size. */
+/* Judge an entry by its header. On LS_STOP_END it is complete, and *size_bytes its size. */
 static enum ls_stop check_entry(const uint8_t *bytes, int64_t remaining, int64_t *size_bytes) {
     if (remaining < LS_LOG_OVERHEAD) return LS_STOP_TORN;
     /* Bound the length before any read that depends on it. */
@@ -50,8 +51,8 @@ struct checking {
     int64_t highest_timestamp;
 };
 
-static enum ls_stop check_batch(const uint8_t *bytes, int64_t next_offset, int32_t flags, struct ls_batch *batch,
-                                const struct checking *checking) {
+static enum ls_stop check_batch(const uint8_t *bytes, int64_t next_offset, int32_t flags,
+                                struct ls_batch *batch, const struct checking *checking) {
     /* Neither is covered by the CRC in a way that helps: bound them before the addition is used. */
     int64_t last_delta = (int32_t)ls_load_be32(bytes + LS_LAST_OFFSET_DELTA_AT);
     if (last_delta < 0 || batch->base_offset < 0) return LS_STOP_INVALID;
@@ -60,7 +61,8 @@ static enum ls_stop check_batch(const uint8_t *bytes, int64_t next_offset, int32
     if ((flags & LS_SCAN_ORDER) && batch->base_offset < next_offset) return LS_STOP_INVALID;
 
     if (flags & LS_SCAN_CRC) {
-        uint32_t crc = ls_crc32c(0, (uintptr_t)(bytes + LS_ATTRIBUTES_AT), batch->size_bytes - LS_ATTRIBUTES_AT);
+        uint32_t crc = ls_crc32c(0, (uintptr_t)(bytes + LS_ATTRIBUTES_AT),
+                                 batch->size_bytes - LS_ATTRIBUTES_AT);
         batch->crc_ok = crc == batch->crc;
         if (!batch->crc_ok) return LS_STOP_INVALID;
     }
@@ -69,18 +71,22 @@ static enum ls_stop check_batch(const uint8_t *bytes, int64_t next_offset, int32
     struct ls_record_check structure;
     struct ls_record_check *check = checking->check ? checking->check : &structure;
     if (batch->attributes & LS_CODEC_MASK) {
-        *check = (struct ls_record_check){
-            .max_timestamp = -1, .min_timestamp = INT64_MAX, .last_offset_delta = -1, .flags = LS_CHECK_SKIPPED};
+        *check = (struct ls_record_check){.max_timestamp = -1,
+                                          .min_timestamp = INT64_MAX,
+                                          .last_offset_delta = -1,
+                                          .flags = LS_CHECK_SKIPPED};
         return LS_STOP_END;
     }
-    int64_t result = ls_check_records((uintptr_t)(bytes + LS_BATCH_OVERHEAD), batch->size_bytes - LS_BATCH_OVERHEAD,
-                                      batch->record_count, batch->base_timestamp, checking->lowest_timestamp,
+    int64_t result = ls_check_records((uintptr_t)(bytes + LS_BATCH_OVERHEAD),
+                                      batch->size_bytes - LS_BATCH_OVERHEAD, batch->record_count,
+                                      batch->base_timestamp, checking->lowest_timestamp,
                                       checking->highest_timestamp, check);
     return result == 0 ? LS_STOP_END : LS_STOP_INVALID;
 }
 
-static int64_t scan_batches(const uint8_t *bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
-                            struct ls_batch *batches, int64_t cap, struct checking *checking, struct ls_scan *scan) {
+static int64_t scan_batches(const uint8_t *bytes, int64_t size, int64_t position,
+                            int64_t next_offset, int32_t flags, struct ls_batch *batches,
+                            int64_t cap, struct checking *checking, struct ls_scan *scan) {
     *scan = (struct ls_scan){.next_offset = next_offset, .stop = LS_STOP_END};
     int64_t valid_count = 0;
     while (scan->valid_bytes < size) {
@@ -111,21 +117,21 @@ static int64_t scan_batches(const uint8_t *bytes, int64_t size, int64_t position
     return valid_count;
 }
 
-int64_t ls_scan_batches(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
-                        uintptr_t batches, int64_t cap, struct ls_scan *scan) {
+int64_t ls_scan_batches(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset,
+                        int32_t flags, uintptr_t batches, int64_t cap, struct ls_scan *scan) {
     assert(bytes != 0 || size == 0);
     assert(size >= 0);
     assert(cap >= 0);
     assert(scan != NULL);
 
     struct checking checking = {.lowest_timestamp = INT64_MIN, .highest_timestamp = INT64_MAX};
-    return scan_batches((const uint8_t *)bytes, size, position, next_offset, flags, (struct ls_batch *)batches, cap,
-                        &checking, scan);
+    return scan_batches((const uint8_t *)bytes, size, position, next_offset, flags,
+                        (struct ls_batch *)batches, cap, &checking, scan);
 }
 
-int64_t ls_scan_checked(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset, int32_t flags,
-                        uintptr_t batches, uintptr_t checks, int64_t cap, int64_t lowest_timestamp,
-                        int64_t highest_timestamp, struct ls_scan *scan) {
+int64_t ls_scan_checked(uintptr_t bytes, int64_t size, int64_t position, int64_t next_offset,
+                        int32_t flags, uintptr_t batches, uintptr_t checks, int64_t cap,
+                        int64_t lowest_timestamp, int64_t highest_timestamp, struct ls_scan *scan) {
     assert(bytes != 0 || size == 0);
     assert(size >= 0);
     assert(batches != 0);
@@ -133,9 +139,10 @@ int64_t ls_scan_checked(uintptr_t bytes, int64_t size, int64_t position, int64_t
     assert(cap > 0);
     assert(scan != NULL);
 
-    struct checking checking = {(struct ls_record_check *)checks, lowest_timestamp, highest_timestamp};
-    return scan_batches((const uint8_t *)bytes, size, position, next_offset, flags | LS_SCAN_RECORDS,
-                        (struct ls_batch *)batches, cap, &checking, scan);
+    struct checking checking = {(struct ls_record_check *)checks, lowest_timestamp,
+                                highest_timestamp};
+    return scan_batches((const uint8_t *)bytes, size, position, next_offset,
+                        flags | LS_SCAN_RECORDS, (struct ls_batch *)batches, cap, &checking, scan);
 }
 
 int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset) {
@@ -154,7 +161,8 @@ int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset) {
         if (magic == 2) {
             if (length < LS_BATCH_OVERHEAD - LS_LOG_OVERHEAD) return LS_E_CORRUPT;
             if (size - position < LS_BATCH_OVERHEAD) return -1;
-            last_offset = ls_wrapping_add(last_offset, (int32_t)ls_load_be32(at + LS_LAST_OFFSET_DELTA_AT));
+            last_offset =
+                ls_wrapping_add(last_offset, (int32_t)ls_load_be32(at + LS_LAST_OFFSET_DELTA_AT));
         }
         if (last_offset >= offset) return position;
         position += LS_LOG_OVERHEAD + length;
@@ -162,8 +170,9 @@ int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset) {
     return -1;
 }
 
-int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks, int64_t count,
-                          int64_t next_offset, int32_t leader_epoch, int64_t log_append_time) {
+int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks,
+                          int64_t count, int64_t next_offset, int32_t leader_epoch,
+                          int64_t log_append_time) {
     assert(count >= 0);
     assert(next_offset >= 0);
 
@@ -191,7 +200,8 @@ int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uint
         if (attributes != batch->attributes || max_timestamp != batch->max_timestamp) {
             ls_store_be16(at + LS_ATTRIBUTES_AT, (uint16_t)attributes);
             ls_store_be64(at + LS_MAX_TIMESTAMP_AT, (uint64_t)max_timestamp);
-            batch->crc = ls_crc32c(0, (uintptr_t)(at + LS_ATTRIBUTES_AT), batch->size_bytes - LS_ATTRIBUTES_AT);
+            batch->crc = ls_crc32c(0, (uintptr_t)(at + LS_ATTRIBUTES_AT),
+                                   batch->size_bytes - LS_ATTRIBUTES_AT);
             ls_store_be32(at + LS_CRC_AT, batch->crc);
         }
         batch->base_offset = next_offset;
