@@ -43,6 +43,9 @@ _FIXED: Final = (struct.Struct(">IbB"), struct.Struct(">IbBq"))  # By magic, up 
 _SIZE: Final = struct.Struct(">i")
 _MAGIC_AT: Final = 4
 _CRC_END: Final = 4
+_TIMESTAMP_AT: Final = 6
+_TIMESTAMP_END: Final = 14
+assert MESSAGE_BYTES_MIN[0] >= _TIMESTAMP_END  # There whatever the magic.
 
 _CODEC_MASK: Final = 0x07
 _TIMESTAMP_TYPE_MASK: Final = 0x08
@@ -181,7 +184,9 @@ class LegacyEntry:
     @property
     def max_timestamp(self) -> int:
         """The largest timestamp, or the log append time; -1 in magic 0."""
-        return self.message.timestamp
+        if self.magic == 0:
+            return NO_TIMESTAMP
+        return int.from_bytes(self._data[_TIMESTAMP_AT:_TIMESTAMP_END], "big", signed=True)
 
     @property
     def next_offset(self) -> int:
@@ -240,7 +245,7 @@ class LegacyEntry:
         """Return the records that :meth:`messages` are."""
         # A log append time is the wrapper's, a create time each message's own.
         stamps_all = self.timestamp_type is TimestampType.LOG_APPEND_TIME
-        log_append_time = self.message.timestamp if stamps_all else NO_TIMESTAMP
+        log_append_time = self.max_timestamp if stamps_all else NO_TIMESTAMP
         timestamp_type = int(self.timestamp_type)
         return [
             Record(

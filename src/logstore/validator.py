@@ -78,6 +78,8 @@ _LEADER_EPOCH_AT: Final = 12
 _CRC_AT: Final = 17
 _MAX_TIMESTAMP_AT: Final = 35
 
+_NULL: Final = 0x01  # -1 as a varint.
+
 # Bits 7 to 15 mean nothing yet; Kafka leaves them out when it writes the attributes again.
 _KNOWN_ATTRIBUTES: Final = 0x7F
 
@@ -225,9 +227,6 @@ class LogValidator:
         check = _check_of(info)
         if check is None or batch.attributes & LOG_APPEND_TIME_FLAG:
             section, check = self._check_section(batch)
-        if not self._is_faultless(batch, check, section):
-            self._reject(batch, batch.records(self.decompressed_bytes_max))
-
         # Kafka takes offsets inside a batch as they come, and leaves what they break to readers.
         if not check.increasing or check.last_offset_delta > batch.last_offset - batch.base_offset:
             message = (
@@ -235,6 +234,8 @@ class LogValidator:
                 "increase up to its last one; mend the producer"
             )
             raise InvalidRecordError(message)
+        if not self._is_faultless(batch, check, section):
+            self._reject(batch, batch.records(self.decompressed_bytes_max))
 
         max_timestamp = check.max_timestamp
         if batch.attributes & LOG_APPEND_TIME_FLAG and batch.record_count > 0:
@@ -515,19 +516,36 @@ def _is_as_encoded(batch: RecordBatch, section: bytes | memoryview, check: Recor
     if columns.timestamps[0] != batch.base_timestamp:
         return False
     # Varints can be longer than they need be. Then the sum of the shortest forms is smaller.
-    key_sizes = columns.key_sizes.astype(np.int64)
-    value_sizes = columns.value_sizes.astype(np.int64)
+    timestamp_bytes = _varint_sizes(columns.timestamps - batch.base_timestamp)
+    offset_bytes = _varint_sizes(columns.offsets)
+    key_bytes = _sized_bytes(columns.key_sizes)
     bodies = (
-        1
-        + _varint_sizes(columns.timestamps - batch.base_timestamp)
-        + _varint_sizes(columns.offsets)
-        + _varint_sizes(key_sizes)
-        + np.maximum(key_sizes, 0)
-        + _varint_sizes(value_sizes)
-        + np.maximum(value_sizes, 0)
+        1  # Attributes.
+        + timestamp_bytes
+        + offset_bytes
+        + key_bytes
+        + _sized_bytes(columns.value_sizes)
         + columns.header_sizes
     )
-    return int((bodies + _varint_sizes(bodies)).sum()) == len(section)
+    sizes = _varint_sizes(bodies) + bodies
+    if int(sizes.sum()) != len(section):
+        return False
+    # Now the places of the fields are known: attributes are 0, and null is -1, no other number.
+    data = np.frombuffer(section, np.uint8)
+    attributes_at = np.cumsum(sizes) - bodies
+    keys_at = attributes_at + 1 + timestamp_bytes + offset_bytes
+    values_at = keys_at + key_bytes
+    return not (
+        data[attributes_at].any()
+        or (data[keys_at[columns.key_sizes < 0]] != _NULL).any()
+        or (data[values_at[columns.value_sizes < 0]] != _NULL).any()
+    )
+
+
+def _sized_bytes(sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Return the bytes of keys or values, size fields included."""
+    wide = sizes.astype(np.int64)
+    return _varint_sizes(wide) + np.maximum(wide, 0)
 
 
 def _varint_sizes(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
