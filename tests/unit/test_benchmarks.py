@@ -1,0 +1,24 @@
+"""Every contest runs at smoke size and checks its own results: benchmarks do not rot."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from benchmarks.contests import CONTESTS
+from benchmarks.harness import judge, run_contest, table
+from benchmarks.sizes import SMOKE
+
+pytestmark = pytest.mark.repository
+
+
+@pytest.mark.parametrize("name", CONTESTS)
+def test_contest_runs_at_smoke_size(benchmark, tmp_path, name):
+    """One round of each, and a line for each of its targets; figures of this size mean nothing."""
+    contest = CONTESTS[name](tmp_path, SMOKE)
+    outcome = benchmark.pedantic(run_contest, (contest,), {"rounds": 1}, rounds=1, iterations=1)
+    lines = judge(outcome)
+    assert len(contest.targets) == len(lines)
+    assert all(line.reached.median > 0 for line in lines)
+    assert len(lines) + 2 == len(table(lines).splitlines())
