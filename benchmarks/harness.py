@@ -72,7 +72,7 @@ class Target:
         path: The line's name in the table of targets.
         variant: The variant judged.
         yardstick: The variant that it is compared with; None judges time by amount as it is.
-        floor: The least that is accepted.
+        floor: The least that is accepted; None if the line only reports.
         ambition: What is hoped for.
         at_most: True if less is better (times, sizes), False if more is (rates).
         unit: What a ratio of one is called: P, W1, M, S, L.
@@ -82,14 +82,16 @@ class Target:
     path: str
     variant: str
     yardstick: str | None
-    floor: float
-    ambition: float
+    floor: float | None = None
+    ambition: float | None = None
     at_most: bool = False
     unit: str = ""
     peer: str = "-"
 
-    def holds(self, reached: float, limit: float) -> bool:
-        """Return whether ``reached`` is within ``limit``."""
+    def holds(self, reached: float, limit: float | None) -> bool:
+        """Return whether ``reached`` is within ``limit``; no limit is no promise."""
+        if limit is None:
+            return False
         return reached <= limit if self.at_most else reached >= limit
 
 
@@ -199,8 +201,10 @@ class Line:
     rounds_thrown_away: int
 
     @property
-    def verdict(self) -> Literal["ambition", "floor", "below floor"]:
+    def verdict(self) -> Literal["ambition", "floor", "below floor", "-"]:
         """The better of the two limits that the median is within."""
+        if self.target.floor is None:
+            return "-"
         if self.target.holds(self.reached.median, self.target.ambition):
             return "ambition"
         return (
@@ -212,7 +216,7 @@ class Line:
         """The line as text."""
         sign = "<=" if self.target.at_most else ">="
         limits = [
-            f"{sign} {value:.3g} {self.target.unit}".rstrip()
+            "-" if value is None else f"{sign} {value:.3g} {self.target.unit}".rstrip()
             for value in (self.target.floor, self.target.ambition)
         ]
         reached = f"{self.reached.median:.3g} [{self.reached.p10:.3g}..{self.reached.p90:.3g}]"

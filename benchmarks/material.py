@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import logstore
 
@@ -43,7 +44,7 @@ class Values:
         values = _binary(noise, size, count)
         keys = _binary(np.resize(noise, 10 * count), 10, count)
         present = pa.array(np.arange(count) % 2 == 0)
-        keys = pa.compute.if_else(present, keys, pa.scalar(None, pa.binary()))
+        keys = pc.if_else(present, keys, pa.scalar(None, pa.binary()))
         timestamps = pa.array(NOW_MS + np.arange(count) // 100, pa.int64())
         return cls(
             size,
