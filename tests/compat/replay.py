@@ -21,7 +21,7 @@ DIFFERENCES_SHOWN = 10
 
 
 def differences_of(recorded: trace.Trace) -> list[trace.Difference]:
-    """All differences between the recorded answers and those of a new engine, in a new directory."""
+    """All differences between recorded answers and those of a new engine, in a new directory."""
     with tempfile.TemporaryDirectory(prefix="logstore-replay-") as directory:
         engine = LogstoreEngine()
         try:

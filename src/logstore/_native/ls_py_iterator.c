@@ -116,7 +116,8 @@ static PyObject *iterator_discard(PyObject *self, PyObject *unused) {
 }
 
 static PyMethodDef iterator_methods[] = {
-    {"_discard", iterator_discard, METH_NOARGS, "Forget the items of the current block that were not served."},
+    {"_discard", iterator_discard, METH_NOARGS,
+     "Forget the items of the current block that were not served."},
     {"__class_getitem__", Py_GenericAlias, METH_CLASS | METH_O,
      "For annotations: BlockIterator[Record]."},
     {NULL, NULL, 0, NULL},
