@@ -73,8 +73,10 @@ static PyObject *log_bind_writer(PyObject *self, PyObject *writer) {
 /* Plain bytes, or None; false: for the general path. */
 static inline bool take_item(PyObject *object, struct ls_item *item) {
     if (LS_LIKELY(PyBytes_CheckExact(object))) {
-        item->bytes = (const uint8_t *)PyBytes_AsString(object);
-        item->size = PyBytes_Size(object);
+        char *bytes;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(object, &bytes, &size) < 0) return false;
+        *item = (struct ls_item){(const uint8_t *)bytes, size};
         return true;
     }
     *item = (struct ls_item){NULL, -1};

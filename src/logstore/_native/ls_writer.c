@@ -9,6 +9,9 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 enum {
     OFFSET_ENTRY_BYTES = 8,
@@ -29,6 +32,15 @@ int64_t ls_writer_now(const ls_writer *writer) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+static bool has_steady_ticks(void) {
+#if defined(__x86_64__)
+    unsigned int a, b, c, d;
+    return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d >> 8 & 1) != 0;
+#else
+    return false;
+#endif
+}
+
 ls_writer *ls_writer_new(ls_io *io, uintptr_t clock) {
     assert(io != NULL);
     ls_writer *writer = calloc(1, sizeof *writer);
@@ -42,6 +54,7 @@ ls_writer *ls_writer_new(ls_io *io, uintptr_t clock) {
     writer->io = ls_io_hold(io);
     writer->clock = clock;
     writer->region = region;
+    writer->has_steady_ticks = has_steady_ticks();
     writer->offset_entries = (uint8_t *)region + OFFSET_ENTRIES_AT;
     writer->time_entries = (uint8_t *)region + TIME_ENTRIES_AT;
     writer->process_id = getpid();
@@ -160,6 +173,8 @@ int64_t ls_writer_configure(ls_writer *writer, const struct ls_writer_config *co
     writer->config = *config;
     writer->may_preallocate = config->preallocate_bytes > 0;
     writer->committed.index.index_interval_bytes = config->index_interval_bytes;
+    struct ls_batch_fields fields = ls_writer_fields(writer, 0);
+    ls_seal_batch((uintptr_t)writer->header, LS_BATCH_OVERHEAD, &fields, 0, 0, 0, 1);
     pthread_mutex_unlock(&writer->lock);
     return 0;
 }

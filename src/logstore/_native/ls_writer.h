@@ -47,6 +47,11 @@ struct ls_writer {
     int64_t process_id;
     const volatile uint8_t *kept; /* 1; a page that fork wipes, or NULL where it cannot */
 
+    bool has_steady_ticks; /* the processor's tick counter never changes its pace */
+    uint64_t tick_from; /* for tick_count ticks from here on it is tick_now: see ls_writer_one.c */
+    uint64_t tick_count;
+    int64_t tick_now;
+
     pthread_mutex_t lock;
     pthread_cond_t idle; /* signalled when `is_busy` becomes false */
     bool is_busy;        /* a bulk append holds `pending`, perhaps without the lock */
@@ -56,6 +61,8 @@ struct ls_writer {
     int32_t exclusive; /* sections entered */
 
     struct ls_writer_config config;
+    uint8_t header
+        [LS_BATCH_OVERHEAD]; /* of a batch with one record: offset, length, times, CRC are to be set */
     struct ls_segment segment; /* as attached: descriptors, limits; what moves is in the progress */
     struct ls_progress committed;
     struct ls_progress pending;
@@ -88,6 +95,24 @@ LS_INLINE int64_t ls_writer_batch_limit(const ls_writer *writer) {
                                                            : limit;
 }
 
+/* Whether a batch must go to the next segment (spec 4.3). */
+LS_INLINE bool ls_writer_must_roll(const ls_writer *writer, const struct ls_progress *progress,
+                                   int64_t size_bytes, int64_t last_offset, int64_t max_timestamp,
+                                   int64_t now) {
+    const struct ls_segment *segment = &writer->segment;
+    if (progress->size_bytes > writer->config.segment_bytes - size_bytes) return true;
+    if (progress->size_bytes > 0) {
+        /* Messages' time if there is one, the wall clock otherwise. */
+        int64_t waited = progress->rolling_based_timestamp >= 0
+                             ? ls_wrapping_sub(max_timestamp, progress->rolling_based_timestamp)
+                             : ls_wrapping_sub(now, segment->created_ms);
+        if (waited > segment->segment_ms) return true;
+    }
+    if (progress->offset_entry_count >= segment->offset_entries_max) return true;
+    if (progress->time_entry_count >= segment->time_entries_max - 1) return true;
+    return last_offset - segment->base_offset > INT32_MAX;
+}
+
 /* ---- ls_writer.c ---------------------------------------------------------------------------------- */
 /* Milliseconds since the epoch, of the writer's clock. */
 int64_t ls_writer_now(const ls_writer *writer);
@@ -109,9 +134,6 @@ void ls_writer_reset(ls_writer *writer);
 int64_t ls_writer_clean(ls_writer *writer);
 /* Free what was allocated ahead. */
 void ls_writer_give_back(ls_writer *writer);
-/* Whether a batch must go to the next segment (spec 4.3). */
-bool ls_writer_must_roll(const ls_writer *writer, int64_t size_bytes, int64_t last_offset,
-                         int64_t max_timestamp, int64_t now);
 /* Where the next batch is encoded. */
 uint8_t *ls_writer_stage(ls_writer *writer);
 /* `size` bytes were encoded there: write what completes a piece. About `bytes_to_come` will follow. */
@@ -135,7 +157,7 @@ LS_INLINE bool ls_timestamp_is_other_unit(int64_t timestamp) {
 /* LS_PROBLEM_NONE, or the rule that this timestamp breaks. */
 enum ls_problem ls_judge_timestamp(const ls_writer *writer, int64_t timestamp, int64_t now,
                                    int32_t flags);
-/* The fields of every batch made here but the base offset. */
+/* The fields of every batch made here, but the base offset. */
 struct ls_batch_fields ls_writer_fields(const ls_writer *writer, int64_t now);
 /* A result to add batches to. */
 struct ls_appended ls_writer_nothing(const ls_writer *writer);

@@ -190,8 +190,8 @@ int64_t ls_append_batch(ls_writer *writer, struct ls_appended *appended,
     if (batch->size_bytes > writer->config.segment_bytes) {
         return refuse(appended, LS_PROBLEM_BATCH_TOO_LARGE, index);
     }
-    if (ls_writer_must_roll(writer, batch->size_bytes, batch->last_offset, batch->max_timestamp,
-                            now)) {
+    if (ls_writer_must_roll(writer, &writer->pending, batch->size_bytes, batch->last_offset,
+                            batch->max_timestamp, now)) {
         return LS_E_ROLL;
     }
     int64_t result = ls_writer_staged(writer, batch->size_bytes, bytes_to_come);

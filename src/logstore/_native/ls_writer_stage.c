@@ -183,23 +183,6 @@ static int64_t write_all(ls_writer *writer) {
 }
 
 /* ---- counting and deciding ----------------------------------------------------------------------------- */
-bool ls_writer_must_roll(const ls_writer *writer, int64_t size_bytes, int64_t last_offset,
-                         int64_t max_timestamp, int64_t now) {
-    const struct ls_progress *progress = &writer->pending;
-    const struct ls_segment *segment = &writer->segment;
-    if (progress->size_bytes > writer->config.segment_bytes - size_bytes) return true;
-    if (progress->size_bytes > 0) {
-        /* Messages' time if there is one, the wall clock otherwise (spec 4.3). */
-        int64_t waited = progress->rolling_based_timestamp >= 0
-                             ? ls_wrapping_sub(max_timestamp, progress->rolling_based_timestamp)
-                             : ls_wrapping_sub(now, segment->created_ms);
-        if (waited > segment->segment_ms) return true;
-    }
-    if (progress->offset_entry_count >= segment->offset_entries_max) return true;
-    if (progress->time_entry_count >= segment->time_entries_max - 1) return true;
-    return last_offset - segment->base_offset > INT32_MAX;
-}
-
 int64_t ls_writer_count(ls_writer *writer, const struct ls_batch *batch) {
     struct ls_progress *progress = &writer->pending;
     struct ls_index_made *made = &writer->made;

@@ -387,8 +387,8 @@ class Writer:
             return position
         if position == lib.LS_E_ROLL:
             raise SegmentOffsetOverflowError(
-                "batches do not fit the segment: more than 2^31 - 1 above its base offset or in its "
-                "file; roll first",
+                "batches do not fit the segment: more than 2^31 - 1 above its base offset or in "
+                "its file; roll first",
                 path=self._path,
             )
         if position == lib.LS_E_CORRUPT:
