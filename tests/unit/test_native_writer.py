@@ -14,7 +14,6 @@ from logstore._native.writer import (
     Appended,
     NativeLog,
     Writer,
-    find_offset_entry,
     load_published,
 )
 from logstore.clock import ManualClock
@@ -816,23 +815,3 @@ class TestState:
         segment = make_segment()
         segment.writer.append_list([b"a"] * 10)
         assert 4096 >= 512 * os.stat(segment.paths[0]).st_blocks
-
-
-class TestFindOffsetEntry:
-    def test_same_as_a_plain_search(self):
-        """The last entry at or below the target, packed; -1 if there is none."""
-        entries = [(3, 210), (6, 420), (9, 2**31 - 1), (2**31 - 1, 5)]
-        data = np.frombuffer(b"".join(struct.pack(">II", *entry) for entry in entries), np.uint8)
-        for target in (0, 2, 3, 5, 6, 8, 9, 100, 2**31 - 1, 2**40):
-            for count in range(5):
-                below = [entry for entry in entries[:count] if entry[0] <= target]
-                expected = below[-1][0] << 32 | below[-1][1] if below else -1
-                assert expected == find_offset_entry(data.ctypes.data, count, target)
-
-    def test_arguments(self):
-        """Negative numbers and a missing address are refused."""
-        for arguments in ((0, 1, 1), (1, -1, 1), (1, 0, -1)):
-            with pytest.raises(ValueError, match="negative"):
-                find_offset_entry(*arguments)
-        with pytest.raises(TypeError):
-            find_offset_entry(1, 2)

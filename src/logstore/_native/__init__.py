@@ -76,7 +76,6 @@ from logstore._native.writer import (
     NativeLog,
     Writer,
     WriterState,
-    find_offset_entry,
     load_published,
 )
 
@@ -130,7 +129,6 @@ __all__ = [
     "ffi",
     "fill_records",
     "find_batch",
-    "find_offset_entry",
     "find_record",
     "index_batches",
     "lib",

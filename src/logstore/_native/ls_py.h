@@ -63,7 +63,6 @@ PyObject *ls_py_writer_state(PyObject *self, PyObject *address);
 PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_columns(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *ls_py_find_offset_entry(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* Make a type and add it to the module; NULL with an error set. */
 PyTypeObject *ls_py_add_record_type(PyObject *module);

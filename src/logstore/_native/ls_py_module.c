@@ -72,7 +72,6 @@ static PyMethodDef functions[] = {
     {"append_encoded", FASTCALL(ls_py_append_encoded), METH_FASTCALL, NULL},
     {"append_columns", FASTCALL(ls_py_append_columns), METH_FASTCALL, NULL},
     {"append_list", FASTCALL(ls_py_append_list), METH_FASTCALL, NULL},
-    {"find_offset_entry", FASTCALL(ls_py_find_offset_entry), METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,16 +10,20 @@
 
 enum { BYTES_WITHOUT_GIL = 65536 }; /* from here on the work is worth dropping the GIL */
 
-/* Evaluate `call`, which uses `may_wait`, with the GIL if it is short and need not wait. */
-#define SHORT_OR_WITHOUT_GIL(result, is_short, call) \
-    do {                                             \
-        bool may_wait = false;                       \
-        (result) = (is_short) ? (call) : LS_E_SLOW;  \
-        if ((result) == LS_E_SLOW) {                 \
-            may_wait = true;                         \
-            Py_BEGIN_ALLOW_THREADS(result) = (call); \
-            Py_END_ALLOW_THREADS                     \
-        }                                            \
+/*
+ * Evaluate `call`, which uses `may_wait`: with the GIL if it is short and need not wait, else without.
+ * The pair in the middle is Py_BEGIN_ALLOW_THREADS and its end.
+ */
+#define SHORT_OR_WITHOUT_GIL(result, is_short, call)     \
+    do {                                                 \
+        bool may_wait = false;                           \
+        (result) = (is_short) ? (call) : LS_E_SLOW;      \
+        if ((result) == LS_E_SLOW) {                     \
+            may_wait = true;                             \
+            PyThreadState *thread = PyEval_SaveThread(); \
+            (result) = (call);                           \
+            PyEval_RestoreThread(thread);                \
+        }                                                \
     } while (0)
 
 int ls_py_int64s(PyObject *const *args, Py_ssize_t count, int64_t *values) {
@@ -132,22 +136,4 @@ PyObject *ls_py_append_columns(PyObject *self, PyObject *const *args, Py_ssize_t
                          ls_writer_append_columns(writer, columns, first, record_count, now, flags,
                                                   may_wait, &appended));
     return ls_py_appended(result, &appended);
-}
-
-/*
- * find_offset_entry(address, count, relative_offset) -> relative offset << 32 | position of the last
- * entry at or below, or -1. 60 ns where a cffi call with its search takes 250.
- */
-PyObject *ls_py_find_offset_entry(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    (void)self;
-    int64_t numbers[3];
-    if (arguments("find_offset_entry", args, count, 3, numbers) < 0) return NULL;
-    uintptr_t entries = (uintptr_t)numbers[0];
-    if (numbers[1] < 0 || numbers[2] < 0 || (numbers[1] > 0 && entries == 0)) {
-        return PyErr_Format(PyExc_ValueError, "negative count or offset, or no entries");
-    }
-    uint32_t target = numbers[2] > UINT32_MAX ? UINT32_MAX : (uint32_t)numbers[2];
-    int64_t slot = ls_offset_index_lookup(entries, numbers[1], target);
-    if (slot < 0) return PyLong_FromLong(-1);
-    return PyLong_FromUnsignedLongLong(ls_load_be64((const uint8_t *)entries + 8 * slot));
 }

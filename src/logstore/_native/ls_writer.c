@@ -110,6 +110,11 @@ int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset) {
 static int64_t lock_idle(ls_writer *writer) {
     if (ls_writer_is_forked(writer)) return LS_E_FORKED;
     pthread_mutex_lock(&writer->lock);
+    if (writer->is_busy && pthread_equal(writer->owner, pthread_self())) {
+        /* An item's own Python code, run by an append, appends to the same log. */
+        pthread_mutex_unlock(&writer->lock);
+        return -EDEADLK;
+    }
     while (writer->is_busy)
         pthread_cond_wait(&writer->idle, &writer->lock);
     return 0;
@@ -133,6 +138,7 @@ int64_t ls_writer_begin(ls_writer *writer, bool may_wait) {
         return result;
     }
     writer->is_busy = true;
+    writer->owner = pthread_self();
     ls_writer_reset(writer);
     return 0;
 }

@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
+#include "ls_encode_inline.h"
 #include "ls_internal.h"
 
 enum {
@@ -54,7 +55,8 @@ struct ls_writer {
 
     pthread_mutex_t lock;
     pthread_cond_t idle; /* signalled when `is_busy` becomes false */
-    bool is_busy;        /* a bulk append holds `pending`, perhaps without the lock */
+    bool is_busy; /* a bulk append has `pending` and the staging buffer, perhaps without the lock */
+    pthread_t owner; /* the thread that made it busy */
     bool is_attached;
     bool is_dirty; /* bytes of a failed append lie behind the end */
     bool may_preallocate;
@@ -136,8 +138,10 @@ int64_t ls_writer_clean(ls_writer *writer);
 void ls_writer_give_back(ls_writer *writer);
 /* Where the next batch is encoded. */
 uint8_t *ls_writer_stage(ls_writer *writer);
-/* `size` bytes were encoded there: write what completes a piece. About `bytes_to_come` will follow. */
-int64_t ls_writer_staged(ls_writer *writer, int64_t size, int64_t bytes_to_come);
+/* Whether staged bytes complete a piece, or index entries fill their memory. */
+bool ls_writer_is_due(const ls_writer *writer);
+/* Write what completes a piece. About `bytes_to_come` will follow what is staged. */
+int64_t ls_writer_write_due(ls_writer *writer, int64_t bytes_to_come);
 /* Write bytes from elsewhere; `position` is where the file ends by now. */
 int64_t ls_writer_write(ls_writer *writer, const uint8_t *bytes, int64_t size, int64_t position,
                         int64_t bytes_to_come);
@@ -161,48 +165,64 @@ enum ls_problem ls_judge_timestamp(const ls_writer *writer, int64_t timestamp, i
 struct ls_batch_fields ls_writer_fields(const ls_writer *writer, int64_t now);
 /* A result to add batches to. */
 struct ls_appended ls_writer_nothing(const ls_writer *writer);
-/* The batch that is encoded at the stage joins the append; `index` is its first record's. LS_E_ROLL: it must not. */
+/*
+ * The batch that is encoded at the stage joins the append; `index` is its first record's. It is
+ * staged, not written: see ls_writer_is_due. LS_E_ROLL: it must not join.
+ */
 int64_t ls_append_batch(ls_writer *writer, struct ls_appended *appended,
-                        const struct ls_batch *batch, int64_t index, int64_t now,
-                        int64_t bytes_to_come);
+                        const struct ls_batch *batch, int64_t index, int64_t now);
 /* Commit or abort by the result so far, and end the bulk append: record count, or an error. */
 int64_t ls_writer_finish(ls_writer *writer, struct ls_appended *appended, int64_t result,
                          int32_t flags);
 
-/* ---- ls_writer_items.c: records from arrays of pointers, for lists ------------------------------ */
+/* ---- ls_writer_stream.c: records one by one, for lists -------------------------------------------- */
 struct ls_item {
     const uint8_t *bytes;
     int64_t size; /* -1 null */
 };
 
-struct ls_items {
-    const struct ls_item *values;
-    const struct ls_item *keys;    /* NULL: every key is null */
-    const struct ls_item *headers; /* NULL: none; else headersCount and headers, size 0 for none */
-    const int64_t *timestamps;     /* NULL: `timestamp` for all */
-    int64_t timestamp;             /* -1: now */
-    int64_t first;                 /* index of values[0] in the whole append, for error reports */
-    int64_t count;
-};
-
 /*
- * A bulk append in steps, each without the GIL: open, any number of adds, close. `now` and `flags`
- * are the caller's; now -1: ask the clock.
+ * A bulk append whose records come one by one. From open to close the writer is its own, and the lock
+ * is not held: the caller may keep the GIL while it fills, and drop it for what writes.
+ *
+ *     open; per record: while put says LS_STREAM_NEXT: seal, write if is_due, start; at the end: close
  */
-struct ls_items_append {
+struct ls_stream {
+    ls_writer *writer;
     struct ls_appended appended;
     int64_t now;
-    int32_t flags;  /* enum ls_append_flag */
-    bool must_roll; /* the segment is full: adds do nothing any more */
+    int32_t flags; /* enum ls_append_flag */
+    int32_t count; /* records in the batch being filled */
+    uint8_t *start;
+    uint8_t *at;
+    uint8_t *end;  /* of the usual size */
+    int64_t first; /* index of the batch's first record */
+    int64_t base_timestamp;
+    int64_t max_timestamp;
+    struct ls_value_shape shape;
 };
-/* All three steps at once, for one slice; LS_E_SLOW: it would have to wait, and may not. */
-int64_t ls_items_append_all(ls_writer *writer, struct ls_items_append *append,
-                            const struct ls_items *items, bool may_wait);
-int64_t ls_items_open(ls_writer *writer, struct ls_items_append *append);
-int64_t ls_items_add(ls_writer *writer, struct ls_items_append *append,
-                     const struct ls_items *items, int64_t bytes_to_come);
-/* Commit, or if `result` is an error abort. Record count, or an error. */
-int64_t ls_items_close(ls_writer *writer, struct ls_items_append *append, int64_t result);
+
+enum { LS_STREAM_NEXT = 1 };
+
+/* `now` (-1: ask the clock) and `flags` are the caller's. LS_E_SLOW: it would have to wait, and may not. */
+int64_t ls_stream_open(ls_writer *writer, struct ls_stream *stream, bool may_wait);
+/* 0, or LS_E_REFUSED: the record at `index` breaks a rule. */
+int64_t ls_stream_judge(struct ls_stream *stream, int64_t index, struct ls_item key,
+                        int64_t timestamp);
+/* Put a record; LS_STREAM_NEXT: it does not fit this batch. `header`: headersCount and headers, or size 0. */
+int64_t ls_stream_put(struct ls_stream *stream, struct ls_item key, struct ls_item value,
+                      struct ls_item header, int64_t timestamp);
+/* Let the batch join the append. LS_E_ROLL: it must not, the segment is full. */
+int64_t ls_stream_seal(struct ls_stream *stream);
+/* Whether enough is staged to be written. */
+bool ls_stream_is_due(const struct ls_stream *stream);
+/* Write it. About `bytes_to_come` will follow. */
+int64_t ls_stream_write(struct ls_stream *stream, int64_t bytes_to_come);
+/* Begin a batch with the record at `index`, of this size with deltas of 0. */
+int64_t ls_stream_start(struct ls_stream *stream, int64_t index, int64_t record_size,
+                        int64_t timestamp);
+/* Commit, or if `result` is an error other than LS_E_ROLL abort: record count, or an error. LS_E_SLOW as above. */
+int64_t ls_stream_close(struct ls_stream *stream, int64_t result, bool may_wait);
 
 /* ---- ls_writer_one.c ----------------------------------------------------------------------------- */
 /* Append one record and return its offset; never waits. LS_E_SLOW, or an error: nothing was done. */

@@ -80,6 +80,7 @@ static int64_t append_encoded(ls_writer *writer, const uint8_t *bytes, int64_t s
         struct ls_batch batch = batches[index];
         batch.position += position;
         result = ls_writer_count(writer, &batch);
+        if (result >= 0 && ls_writer_is_due(writer)) result = ls_writer_write_due(writer, 0);
     }
     return result < 0 ? result : position;
 }
@@ -182,8 +183,7 @@ static int64_t encode(ls_writer *writer, const struct ls_columns *columns, int64
 }
 
 int64_t ls_append_batch(ls_writer *writer, struct ls_appended *appended,
-                        const struct ls_batch *batch, int64_t index, int64_t now,
-                        int64_t bytes_to_come) {
+                        const struct ls_batch *batch, int64_t index, int64_t now) {
     if (batch->size_bytes > writer->config.max_message_bytes) {
         return refuse(appended, LS_PROBLEM_RECORD_TOO_LARGE, index);
     }
@@ -194,9 +194,9 @@ int64_t ls_append_batch(ls_writer *writer, struct ls_appended *appended,
                             batch->max_timestamp, now)) {
         return LS_E_ROLL;
     }
-    int64_t result = ls_writer_staged(writer, batch->size_bytes, bytes_to_come);
-    if (result >= 0) result = ls_writer_count(writer, batch);
+    int64_t result = ls_writer_count(writer, batch);
     if (result < 0) return result;
+    writer->staged_bytes += batch->size_bytes;
     appended->record_count += batch->record_count;
     appended->size_bytes += batch->size_bytes;
     if (batch->max_timestamp > appended->max_timestamp) {
@@ -223,11 +223,14 @@ static int64_t append_columns(ls_writer *writer, const struct ls_columns *column
             .record_count = (int32_t)encoded.record_count,
         };
         int64_t next = index + encoded.record_count;
-        int64_t rest = columns->count - next;
-        /* An estimate is enough: it only says how much room to allocate ahead. */
-        int64_t to_come =
-            rest == 0 ? 0 : ls_record_bound(columns, next, rest) - BOUND_EXCESS * rest;
-        int64_t result = ls_append_batch(writer, appended, &batch, index, now, to_come);
+        int64_t result = ls_append_batch(writer, appended, &batch, index, now);
+        if (result >= 0 && ls_writer_is_due(writer)) {
+            /* An estimate is enough: it only says how much room to allocate ahead. */
+            int64_t rest = columns->count - next;
+            int64_t to_come =
+                rest == 0 ? 0 : ls_record_bound(columns, next, rest) - BOUND_EXCESS * rest;
+            result = ls_writer_write_due(writer, to_come);
+        }
         if (result < 0) return result;
         index = next;
     }

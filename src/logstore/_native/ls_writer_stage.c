@@ -143,12 +143,14 @@ uint8_t *ls_writer_stage(ls_writer *writer) {
     return writer->staging + (writer->staged_position & (LS_PAGE - 1)) + writer->staged_bytes;
 }
 
-int64_t ls_writer_staged(ls_writer *writer, int64_t size, int64_t bytes_to_come) {
-    writer->staged_bytes += size;
-    int64_t end = writer->staged_position + writer->staged_bytes;
-    int64_t boundary = end / LS_PIECE * LS_PIECE;
-    if (boundary <= writer->staged_position) return 0;
-    return write_staged(writer, boundary - writer->staged_position, end - boundary + bytes_to_come);
+static int64_t piece_boundary(const ls_writer *writer) {
+    return (writer->staged_position + writer->staged_bytes) / LS_PIECE * LS_PIECE;
+}
+
+bool ls_writer_is_due(const ls_writer *writer) {
+    return piece_boundary(writer) > writer->staged_position ||
+           writer->made.offset_entries == LS_ENTRIES_MAX ||
+           writer->made.time_entries == LS_ENTRIES_MAX;
 }
 
 static int64_t write_entries(ls_writer *writer) {
@@ -182,14 +184,23 @@ static int64_t write_all(ls_writer *writer) {
     return write_entries(writer);
 }
 
+int64_t ls_writer_write_due(ls_writer *writer, int64_t bytes_to_come) {
+    int64_t boundary = piece_boundary(writer);
+    if (boundary > writer->staged_position) {
+        int64_t size = boundary - writer->staged_position;
+        int64_t result = write_staged(writer, size, writer->staged_bytes - size + bytes_to_come);
+        if (result < 0) return result;
+    }
+    bool has_room =
+        writer->made.offset_entries < LS_ENTRIES_MAX && writer->made.time_entries < LS_ENTRIES_MAX;
+    return has_room ? 0 : write_all(writer);
+}
+
 /* ---- counting and deciding ----------------------------------------------------------------------------- */
 int64_t ls_writer_count(ls_writer *writer, const struct ls_batch *batch) {
     struct ls_progress *progress = &writer->pending;
     struct ls_index_made *made = &writer->made;
-    if (made->offset_entries == LS_ENTRIES_MAX || made->time_entries == LS_ENTRIES_MAX) {
-        int64_t result = write_all(writer);
-        if (result < 0) return result;
-    }
+    assert(made->offset_entries < LS_ENTRIES_MAX && made->time_entries < LS_ENTRIES_MAX);
     struct ls_index_made step;
     int64_t result = ls_index_batches(
         (uintptr_t)batch, 1, &progress->index,

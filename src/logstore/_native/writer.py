@@ -37,7 +37,6 @@ BATCH_BYTES = 65536
 PREALLOCATE_BYTES = 16 << 20
 
 load_published = _objects.load
-find_offset_entry = _objects.find_offset_entry
 _append_encoded = _objects.append_encoded
 _append_columns = _objects.append_columns
 _append_list = _objects.append_list
