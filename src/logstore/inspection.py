@@ -31,6 +31,7 @@ HEADER_UP_TO_MAGIC = 17
 LOG_OVERHEAD = 12
 BATCH_OVERHEAD = 61
 LEGACY_OVERHEAD = 26
+CODEC_MASK = 0x07
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 RELATIVE_OFFSET_MAX = 2**31 - 1
@@ -49,7 +50,7 @@ class Damage(NamedTuple):
         size_bytes: How many bytes are affected; 0 if a file as a whole is meant.
         offset: The next offset expected there, or None.
         kind: ``torn`` (ends inside an entry), ``zeros``, ``corrupt``, ``order``, ``index``,
-            ``snapshot``, ``checkpoint`` or ``gap``.
+            ``snapshot``, ``checkpoint``, ``epoch`` (a batch's, which no CRC covers) or ``gap``.
         reason: One sentence.
     """
 
@@ -80,14 +81,20 @@ class Part(NamedTuple):
     data: memoryview
     batches: npt.NDArray[Any]
 
+    def slice(self, start: int, end: int) -> Part:
+        """Return some of the entries."""
+        positions = self.batches["position"]
+        first = int(positions[start]) if start < len(positions) else self.position + len(self.data)
+        last = int(positions[end]) if end < len(positions) else self.position + len(self.data)
+        return Part(
+            first,
+            self.data[first - self.position : last - self.position],
+            self.batches[start:end],
+        )
+
     def head(self, count: int) -> Part | None:
         """Return the first ``count`` entries, or None for none of them."""
-        if count == 0:
-            return None
-        if count == len(self.batches):
-            return self
-        end = int(self.batches["position"][count]) - self.position
-        return Part(self.position, self.data[:end], self.batches[:count])
+        return self.slice(0, count) if count else None
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield each entry with its position in the file."""
@@ -156,6 +163,7 @@ def scan_log_file(
     *,
     next_offset: int | None = None,
     end_offset: int | None = None,
+    decompress: bool = False,
     files: Files = REAL_FILES,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[Part | Damage]:
@@ -169,6 +177,7 @@ def scan_log_file(
         path: The file.
         next_offset: Lowest offset that its first entry may have; its base offset if None.
         end_offset: Where the next segment begins: no entry here reaches it. None if there is none.
+        decompress: Look into compressed batches and magic 0 and 1 entries, too.
         files: The door to the file system.
         chunk_bytes: How much is read at a time; a larger entry is read whole.
 
@@ -176,11 +185,36 @@ def scan_log_file(
     """
     descriptor = files.open(path, os.O_RDONLY)
     try:
-        yield from _Scan(path, descriptor, files, chunk_bytes, end_offset).parts(
-            base_offset_of(path) if next_offset is None else next_offset
-        )
+        scan = _Scan(path, descriptor, files, chunk_bytes, end_offset)
+        for found in scan.parts(base_offset_of(path) if next_offset is None else next_offset):
+            if decompress and isinstance(found, Part):
+                yield from _readable(path, found)
+            else:
+                yield found
     finally:
         files.close(descriptor)
+
+
+def _readable(path: Path, part: Part) -> Iterator[Part | Damage]:
+    """Look into what a scan cannot: yield what can be read, and a damage for each other entry."""
+    batches = part.batches
+    wanted = ((batches["attributes"] & CODEC_MASK) != 0) | (batches["magic"] < 2)  # Magic.
+    start = 0
+    for slot in np.flatnonzero(wanted).tolist():
+        entry = next(iterate_batches(part.slice(slot, slot + 1).data))
+        try:
+            entry.records()
+        except LogStoreError as error:
+            if slot > start:
+                yield part.slice(start, slot)
+            start = slot + 1
+            yield Damage(
+                path, int(batches["position"][slot]), entry.size_bytes,
+                int(batches["base_offset"][slot]), "corrupt",
+                f"{reason_of(error, path)}; its CRC is right",
+            )  # fmt: skip
+    if start < len(batches):
+        yield part.slice(start, len(batches))
 
 
 def base_offset_of(path: Path) -> int:
@@ -285,6 +319,8 @@ class _Scan:
             entry.records()
         except LogStoreError as error:
             return "corrupt", reason_of(error, self._path)
+        if entry.base_offset - next_offset > RELATIVE_OFFSET_MAX:
+            return "order", f"{offsets} are too far above {next_offset}"
         if entry.base_offset > next_offset:
             return "order", f"{offsets} do not fit between {next_offset} and those behind it"
         return "corrupt", "its header contradicts itself"
@@ -313,6 +349,7 @@ class _Scan:
     def _valid_part(self, data: memoryview, position: int, next_offset: int) -> Part | None:
         """Return the valid entries at the start of ``data``."""
         found: list[npt.NDArray[Any]] = []
+        start_offset = next_offset
         valid_bytes = 0
         while valid_bytes < len(data):
             scan = _native.scan_batches(
@@ -336,7 +373,12 @@ class _Scan:
         if valid_bytes == 0:
             return None
         part = Part(position, data[:valid_bytes], np.concatenate(found))
-        beyond = np.flatnonzero(part.batches["last_offset"] >= self._end_offset)
+        last_offsets = part.batches["last_offset"]
+        expected = np.append(max(start_offset, base_offset_of(self._path)), last_offsets[:-1] + 1)
+        beyond = np.flatnonzero(
+            (last_offsets >= self._end_offset)
+            | (part.batches["base_offset"] - expected > RELATIVE_OFFSET_MAX)
+        )
         return part.head(int(beyond[0])) if len(beyond) else part
 
     def _legacy_row(

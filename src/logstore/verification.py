@@ -31,10 +31,8 @@ from logstore.inspection import (
     segment_ranges,
 )
 from logstore.quarantined_offsets import OffsetRange, quarantined_offsets
-from logstore.record import RecordBatch
 from logstore.state_verification import Contents, offset_of, verify_state, was_compacted
 
-CODEC_MASK = 0x07
 ENTRY_BYTES = {".index": 8, ".timeindex": 12, ".txnindex": 34}
 _ENTRY = re.compile(r"^(?:\S+: )?entry (\d+): ")
 
@@ -113,7 +111,7 @@ def _verify_segment(
     lost: list[OffsetRange] = []
     aborted: list[AbortedTxn] = []
     damaged_from: int | None = None
-    for part in scan_log_file(path, end_offset=end_offset):
+    for part in scan_log_file(path, end_offset=end_offset, decompress=True):
         if isinstance(part, Damage):
             advance(part.size_bytes)
             damaged_from = part.offset if damaged_from is None else damaged_from
@@ -125,7 +123,6 @@ def _verify_segment(
         advance(len(part.data))
         found.append(part.batches)
         aborted += _aborted_transactions(part, open_transactions)
-        yield from _verify_compressed(path, part)
         last_offset = int(part.batches["last_offset"][-1])
         if last_offset - base_offset > RELATIVE_OFFSET_MAX:
             yield Damage(
@@ -154,27 +151,6 @@ def _aborted_transactions(part: Part, open_transactions: dict[int, int]) -> Iter
         first_offset = open_transactions.pop(producer_id, None)
         if first_offset is not None and abort_marker(part, position):
             yield AbortedTxn(producer_id, first_offset, base_offset, 0)
-
-
-def _verify_compressed(path: Path, part: Part) -> Iterator[Damage]:
-    """Decompress what the scan could not look into: compressed v2 batches and legacy wrappers."""
-    batches = part.batches
-    compressed = ((batches["attributes"] & CODEC_MASK) != 0) & (batches["magic"] == 2)
-    if (batches["magic"] < 2).any():  # Magic.
-        entries = list(part.entries())
-    else:
-        entries = [
-            (int(position), RecordBatch(part.data, int(position) - part.position))
-            for position in batches["position"][compressed]
-        ]
-    for position, entry in entries:
-        try:
-            entry.records()
-        except LogStoreError as error:
-            yield Damage(
-                path, position, entry.size_bytes, entry.base_offset, "corrupt",
-                f"{reason_of(error, path)}; its CRC is right",
-            )  # fmt: skip
 
 
 # ---- indexes -------------------------------------------------------------------------------------

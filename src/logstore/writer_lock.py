@@ -53,7 +53,11 @@ class WriterLock:
                 raise locked_error(self.path, files)
             clock.sleep(LOCK_POLL_SECONDS)
         _held_locks.add(self)
-        self._sign()
+        try:
+            self._sign()
+        except BaseException:
+            self.release()
+            raise
 
     def _try(self) -> bool:
         fd = self._files.open(self.path, os.O_RDWR | os.O_CREAT)

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import sys
 from pathlib import Path
 
-import logstore
 from logstore.cli.progress import progress
 from logstore.inspection import find_partitions, segment_paths
-from logstore.partition_state import PartitionState
-from logstore.repairing import Repair, repair_partition
+from logstore.partition_state import is_log_directory
+from logstore.repairing import Repair, repair_partition, repair_root
+from logstore.verification import verify_partition
 
 EXAMPLE = """\
 examples:
-  logstore verify data/orders-0 && echo sound
-  logstore repair data/orders-0
+  logstore verify data/orders-0 || logstore repair data/orders-0
   logstore repair --json data | jq .quarantine
 
 Nothing is deleted: what is cut goes into a *.quarantine file beside the segment, and each line says
 which offsets that may cost. Valid batches behind the damage stay at their offsets. Indexes,
-snapshots and epochs are made again from the log.
+snapshots, epochs and checkpoints that are damaged are set aside in the same way and made again from
+the log. What is not damaged is not touched.
 The writer's lock is taken: stop the broker or program first.
-Exit status: 0 nothing was damaged or all is repaired, 3 locked.
+Exit status: 0 nothing is damaged any more, 1 damage is left that no repair can mend (offsets that
+are missing), 2 could not be read or written, 3 locked.
 """
 
 
@@ -30,7 +33,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add this subcommand."""
     parser = commands.add_parser(
         "repair",
-        help="move damaged bytes into a quarantine and rebuild what depends on them",
+        help="move damaged bytes into a quarantine and make again what depends on them",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -40,35 +43,48 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    count = 0
+    # What the load that follows has to say is in the repairs.
+    logging.getLogger("logstore").setLevel(logging.ERROR)
+    repair_count = 0
+    left_count = 0
     for path in arguments.path:
         partitions = find_partitions(path)
         if not partitions:
             message = f"{path} holds no partition: no .log file in it or below"
             raise FileNotFoundError(message)
+        for root in sorted({partition.parent for partition in partitions if partition != path}):
+            if is_log_directory(str(root)):
+                for repair in repair_root(root):
+                    _print(repair, as_json=arguments.json)
+                    repair_count += 1
         total = sum(
             file.stat().st_size for partition in partitions for _, file in segment_paths(partition)
         )
         with progress("repairing", total) as bar:
             for partition in partitions:
-                state = PartitionState.for_writing(str(partition))
-                try:
-                    for repair in repair_partition(partition, advance=bar.advance):
+                for repair in repair_partition(partition, advance=bar.advance):
+                    if arguments.json or not repair.is_consequence:
                         _print(repair, as_json=arguments.json)
-                        count += 1
-                finally:
-                    state.close(clean=False)
-                # Opening makes again what was set aside.
-                logstore.open(partition).close()
+                    repair_count += not repair.is_consequence
+                for damage in verify_partition(partition):
+                    print(f"logstore: cannot be repaired: {damage}", file=sys.stderr)
+                    left_count += 1
     if not arguments.json:
-        print("nothing was damaged" if count == 0 else f"{count} repairs; run logstore verify")
-    return 0
+        done = (
+            "nothing was damaged" if repair_count == left_count == 0 else f"{repair_count} repairs"
+        )
+        left = f", {left_count} damages cannot be repaired" if left_count else ""
+        print(f"{done}{left}")
+    return 1 if left_count else 0
 
 
 def _print(repair: Repair, *, as_json: bool) -> None:
     if not as_json:
         print(repair)
         return
-    fields = repair._asdict() | {"file": str(repair.path), "quarantine": str(repair.quarantine)}
+    fields = repair._asdict() | {
+        "file": str(repair.path),
+        "quarantine": None if repair.quarantine is None else str(repair.quarantine),
+    }
     del fields["path"]
     print(json.dumps(fields, separators=(",", ":")))
