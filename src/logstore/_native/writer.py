@@ -122,8 +122,8 @@ class Writer:
 
     **Durability:** an append is written on return, not flushed. **Failure:** an append that fails
     leaves the segment, its state and what readers see as before. **Thread rule:** any thread may
-    call anything; bulk appends exclude each other. Descriptors belong to the caller, who leases them
-    for as long as a segment is attached.
+    call anything; bulk appends exclude each other. Descriptors are the caller's, leased for as long
+    as a segment is attached.
 
     Attributes:
         address: Of the native handle, for ``NativeLog._bind_writer``.
@@ -282,13 +282,15 @@ class Writer:
 
         Raises:
             ClosedError: No segment is attached.
-            StorageError: Bytes of a failed append could not be cut off. It is detached anyway, and
-                :attr:`WriterState.size_bytes` as :meth:`state` gave it before is where it ends.
+            StorageError: Bytes of a failed append could not be cut off. It is detached anyway;
+                what :meth:`state` gave before is where it ends.
         """
-        state = self.state()
         segment = ffi.new("struct ls_segment *")
         check(lib.ls_writer_detach(self._handle, segment), "detach the segment", self._path)
-        return state
+        return WriterState(
+            log_end_offset=segment.next_offset,
+            **{name: getattr(segment, name) for name in WriterState._fields[1:]},
+        )
 
     def trim(self) -> None:
         """Free the room allocated ahead and the staging buffer: for a log that is idle."""
@@ -372,7 +374,7 @@ class Writer:
             publish: Move the published log end offset; else :meth:`publish` does later.
 
         Raises:
-            SegmentOffsetOverflowError: An offset, or the size, does not fit the segment: roll first.
+            SegmentOffsetOverflowError: An offset or the size does not fit the segment: roll first.
             CorruptRecordError: Headers and bytes do not belong together.
             StorageError: A write failed; the segment is as before.
 
@@ -503,8 +505,8 @@ def _refuse(problem: int, index: int) -> NoReturn:
         raise ValueError(f"record {index}: column offsets descend or exceed the data; check them")
     if problem == lib.LS_PROBLEM_TIMESTAMP_UNIT:
         raise ValueError(
-            f"record {index}: a timestamp is in milliseconds since the epoch, and this one can only "
-            "be in seconds, micro- or nanoseconds; convert it"
+            f"record {index}: a timestamp is in milliseconds since the epoch, and this one can "
+            "only be in seconds, micro- or nanoseconds; convert it"
         )
     reasons = {
         lib.LS_PROBLEM_KEY_MISSING: "a compacted topic takes no record without a key",
