@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy.typing as npt
 
@@ -146,8 +146,7 @@ def analyze(
     return _analyze_each(data, rules) if info is None else info
 
 
-@dataclass(frozen=True, slots=True)
-class _Rules:
+class _Rules(NamedTuple):
     origin: AppendOrigin
     leader_epoch: int
     max_message_bytes: int | None

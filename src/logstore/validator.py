@@ -28,6 +28,7 @@ from logstore._native import (
     Buffer,
     Record,
     RecordCheck,
+    assign_batches,
     check_records,
     crc32c,
     decode_records,
@@ -51,6 +52,7 @@ from logstore.records_builder import (
     ATTRIBUTES_AT,
     DELETE_HORIZON_FLAG,
     LOG_APPEND_TIME_FLAG,
+    TRANSACTIONAL_FLAG,
     attributes_of,
     producer_problem,
     seal,
@@ -78,6 +80,7 @@ _LEADER_EPOCH_AT: Final = 12
 _CRC_AT: Final = 17
 _MAX_TIMESTAMP_AT: Final = 35
 
+_CHECKED: Final = CHECK_INCREASING | CHECK_SEQUENTIAL | CHECK_SKIPPED
 _NULL: Final = 0x01  # -1 as a varint.
 
 # Bits 7 to 15 mean nothing yet; Kafka leaves them out when it writes the attributes again.
@@ -167,12 +170,67 @@ class LogValidator:
                 wrapper is.
         """
         assert next_offset >= 0
+        if info is not None and info.checks is not None:
+            result = self._assign_at_once(data, next_offset, info)
+            if result is not None:
+                return result
         batches = self._batches_of(data)
         first = batches[0]
         if isinstance(first, RecordBatch):
             assert len(batches) == 1
             return self._validate_v2(first, next_offset, info)
         return self._convert_legacy(batches, next_offset)
+
+    def _assign_at_once(
+        self, data: Buffer, next_offset: int, info: LogAppendInfo
+    ) -> ValidationResult | None:
+        """
+        Assign offsets in place if the analysis shows that there is no more to do; else None.
+
+        Everything here is decided again, with its reasons and errors, by :meth:`_validate_v2`.
+        """
+        batches, checks = info.batches, info.checks
+        assert batches is not None
+        assert checks is not None
+        # Conversions of whole rows: numpy takes as long for a single field.
+        _, base_offset, last_offset, *_ = row = batches.item()
+        producer_id, _, _, base_sequence, record_count, _, attributes, *_ = row[5:]
+        max_timestamp, min_timestamp, _, null_keys, last_delta, flags = checks.item()
+        is_append_time = self.timestamp_type is TimestampType.LOG_APPEND_TIME
+        if (
+            flags & _CHECKED != CHECK_INCREASING | CHECK_SEQUENTIAL
+            or record_count <= 0
+            or record_count != last_delta + 1
+            or record_count != last_offset - base_offset + 1
+            or attributes & ~(TRANSACTIONAL_FLAG | DELETE_HORIZON_FLAG)
+            or self.target_compression is not CompressionType.NONE
+            or (producer_id >= 0 and base_sequence < 0)
+            or (self.compacted and null_keys)
+        ):
+            return None
+        if not is_append_time:
+            lowest, highest = self._timestamp_bounds()
+            if min_timestamp < lowest or max_timestamp > highest:
+                return None
+        records = bytearray(data)
+        batches = batches.copy()
+        end_offset = assign_batches(
+            records,
+            batches,
+            checks,
+            next_offset=next_offset,
+            leader_epoch=self.leader_epoch,
+            log_append_time=self.now_ms if is_append_time else NO_TIMESTAMP,
+        )
+        return ValidationResult(
+            records=records,
+            next_offset=end_offset,
+            max_timestamp=self.now_ms if is_append_time else max_timestamp,
+            log_append_time=self.now_ms,
+            size_maybe_changed=False,
+            records_converted=0,
+            batches=batches,
+        )
 
     # ---- batches ---------------------------------------------------------------------------------
 
