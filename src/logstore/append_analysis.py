@@ -15,14 +15,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from logstore._native import (
+    BATCH_DTYPE,
+    BATCH_OVERHEAD,
     SCAN_STOP_END,
     SCAN_STOP_TORN,
     Buffer,
+    ScannedBatch,
     scan_batches,
-    scan_checked,
+    scan_one,
+    size_of,
     view_of,
 )
 from logstore.append_origin import AppendOrigin
@@ -34,16 +39,13 @@ from logstore.errors import (
     RecordTooLargeError,
 )
 from logstore.legacy import LegacyEntry
-from logstore.record import NO_TIMESTAMP, RecordBatch, iterate_batches
+from logstore.record import LOG_OVERHEAD, NO_TIMESTAMP, RecordBatch, iterate_batches
 from logstore.records_builder import CODEC_MASK
 
 UNKNOWN_OFFSET: Final = -1
 NO_LEADER_EPOCH: Final = -1
 
 _CODEC_MAX: Final = max(CompressionType).value
-
-# A leader's append is one batch; more are refused later, so this many are enough to see.
-_LEADER_BATCHES: Final = 2
 
 
 class LeaderHwChange(Enum):
@@ -75,7 +77,7 @@ class LogAppendInfo:
         leader_hw_change: Of the leader's high watermark, by this append.
         duplicate: The producer had sent the batch before; nothing was written.
         batches: Headers, as ``BATCH_DTYPE``, of data that is v2 only; else None.
-        checks: What the validator must know of their records, ``CHECK_DTYPE``; None if unknown.
+        found: What the native core found, if there is one batch only; the validator uses it.
 
     Source: Kafka ``LogAppendInfo``.
     """
@@ -95,7 +97,7 @@ class LogAppendInfo:
     leader_hw_change: LeaderHwChange = LeaderHwChange.NONE
     duplicate: bool = False
     batches: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
-    checks: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    found: ScannedBatch | None = field(default=None, repr=False, compare=False)
 
     @property
     def message_count(self) -> int:
@@ -164,23 +166,23 @@ class _Rules(NamedTuple):
 
 def _analyze_at_once(data: Buffer, rules: _Rules) -> LogAppendInfo | None:
     """Return the analysis if every batch is in order; None: look at each, for the error."""
-    checks = None
-    if rules.assign_offsets:
-        scan, checks = scan_checked(data, cap=_LEADER_BATCHES)
-        if len(scan.batches) != 1:
-            return None  # Nothing, old formats, damage, or more than a leader takes.
-    else:
-        scan = scan_batches(data)
-        if len(scan.batches) == 0:
-            return None
-    if scan.stop != SCAN_STOP_END and not (
-        scan.stop == SCAN_STOP_TORN and _is_only_cut(data, scan.valid_bytes)
+    size_bytes = size_of(data)
+    if size_bytes < BATCH_OVERHEAD:
+        return None
+    if rules.assign_offsets or _first_size(data) == size_bytes:
+        found = scan_one(data, records=rules.assign_offsets)
+        return None if found is None else _analyze_one(found, rules)
+    scan = scan_batches(data)
+    if len(scan.batches) == 0 or not (
+        scan.stop == SCAN_STOP_END
+        or (scan.stop == SCAN_STOP_TORN and _is_only_cut(data, scan.valid_bytes))
     ):
         return None
-
-    if len(scan.batches) == 1:
-        return _analyze_one(scan.batches, checks, rules)
     return _analyze_many(scan.batches, rules)
+
+
+def _first_size(data: Buffer) -> int:
+    return LOG_OVERHEAD + int.from_bytes(view_of(data)[8:LOG_OVERHEAD], "big")
 
 
 def _is_only_cut(data: Buffer, position: int) -> bool:
@@ -191,46 +193,30 @@ def _is_only_cut(data: Buffer, position: int) -> bool:
         return False
 
 
-def _analyze_one(
-    batches: npt.NDArray[Any], checks: npt.NDArray[Any] | None, rules: _Rules
-) -> LogAppendInfo | None:
-    # One conversion of the row: numpy takes as long for a single field.
-    (
-        _,
-        base_offset,
-        last_offset,
-        _,
-        max_timestamp,
-        _,
-        size_bytes,
-        leader_epoch,
-        _,
-        _,
-        _,
-        attributes,
-        *_,
-    ) = batches.item()
-    if rules.leaves_out(leader_epoch):
+def _analyze_one(found: ScannedBatch, rules: _Rules) -> LogAppendInfo | None:
+    row = found.row
+    batches = np.frombuffer(found.header, BATCH_DTYPE)
+    if rules.leaves_out(row.leader_epoch):
         return LogAppendInfo(batches=batches[:0])
-    codec_id = attributes & CODEC_MASK
+    codec_id = row.attributes & CODEC_MASK
     if (
         codec_id > _CODEC_MAX
-        or (rules.max_message_bytes is not None and size_bytes > rules.max_message_bytes)
-        or (rules.origin is AppendOrigin.CLIENT and base_offset != 0)
-        or (rules.origin is AppendOrigin.RAFT_LEADER and leader_epoch != rules.leader_epoch)
+        or (rules.max_message_bytes is not None and row.size_bytes > rules.max_message_bytes)
+        or (rules.origin is AppendOrigin.CLIENT and row.base_offset != 0)
+        or (rules.origin is AppendOrigin.RAFT_LEADER and row.leader_epoch != rules.leader_epoch)
     ):
         return None
     return LogAppendInfo(
-        first_offset=base_offset,
-        last_offset=last_offset,
-        last_leader_epoch=None if leader_epoch == NO_LEADER_EPOCH else leader_epoch,
-        max_timestamp=max(NO_TIMESTAMP, max_timestamp),
-        offset_of_max_timestamp=last_offset if max_timestamp >= 0 else UNKNOWN_OFFSET,
+        first_offset=row.base_offset,
+        last_offset=row.last_offset,
+        last_leader_epoch=None if row.leader_epoch == NO_LEADER_EPOCH else row.leader_epoch,
+        max_timestamp=max(NO_TIMESTAMP, row.max_timestamp),
+        offset_of_max_timestamp=row.last_offset if row.max_timestamp >= 0 else UNKNOWN_OFFSET,
         source_compression=CompressionType.for_id(codec_id),
-        valid_bytes=size_bytes,
-        last_offset_of_first_batch=last_offset,
+        valid_bytes=row.size_bytes,
+        last_offset_of_first_batch=row.last_offset,
         batches=batches,
-        checks=checks,
+        found=found,
     )
 
 

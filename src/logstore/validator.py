@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore._native import (
-    CHECK_INCREASING,
-    CHECK_SEQUENTIAL,
-    CHECK_SKIPPED,
+    BATCH_DTYPE,
+    BATCH_ROW,
+    BatchRow,
     Buffer,
     Record,
     RecordCheck,
-    assign_batches,
+    ScannedBatch,
     check_records,
     crc32c,
     decode_records,
@@ -80,7 +80,6 @@ _LEADER_EPOCH_AT: Final = 12
 _CRC_AT: Final = 17
 _MAX_TIMESTAMP_AT: Final = 35
 
-_CHECKED: Final = CHECK_INCREASING | CHECK_SEQUENTIAL | CHECK_SKIPPED
 _NULL: Final = 0x01  # -1 as a varint.
 
 # Bits 7 to 15 mean nothing yet; Kafka leaves them out when it writes the attributes again.
@@ -170,8 +169,8 @@ class LogValidator:
                 wrapper is.
         """
         assert next_offset >= 0
-        if info is not None and info.checks is not None:
-            result = self._assign_at_once(data, next_offset, info)
+        if info is not None and info.found is not None:
+            result = self._assign_at_once(data, next_offset, info.found)
             if result is not None:
                 return result
         batches = self._batches_of(data)
@@ -182,55 +181,38 @@ class LogValidator:
         return self._convert_legacy(batches, next_offset)
 
     def _assign_at_once(
-        self, data: Buffer, next_offset: int, info: LogAppendInfo
+        self, data: Buffer, next_offset: int, found: ScannedBatch
     ) -> ValidationResult | None:
         """
         Assign offsets in place if the analysis shows that there is no more to do; else None.
 
         Everything here is decided again, with its reasons and errors, by :meth:`_validate_v2`.
         """
-        batches, checks = info.batches, info.checks
-        assert batches is not None
-        assert checks is not None
-        # Conversions of whole rows: numpy takes as long for a single field.
-        _, base_offset, last_offset, *_ = row = batches.item()
-        producer_id, _, _, base_sequence, record_count, _, attributes, *_ = row[5:]
-        max_timestamp, min_timestamp, _, null_keys, last_delta, flags = checks.item()
-        is_append_time = self.timestamp_type is TimestampType.LOG_APPEND_TIME
+        row, check = found.row, found.check
+        record_count = row.record_count
         if (
-            flags & _CHECKED != CHECK_INCREASING | CHECK_SEQUENTIAL
+            check is None
+            or not check.sequential
             or record_count <= 0
-            or record_count != last_delta + 1
-            or record_count != last_offset - base_offset + 1
-            or attributes & ~(TRANSACTIONAL_FLAG | DELETE_HORIZON_FLAG)
+            or record_count != check.last_offset_delta + 1
+            or record_count != row.last_offset - row.base_offset + 1
+            or row.attributes & ~(TRANSACTIONAL_FLAG | DELETE_HORIZON_FLAG)
             or self.target_compression is not CompressionType.NONE
-            or (producer_id >= 0 and base_sequence < 0)
-            or (self.compacted and null_keys)
+            or (row.producer_id >= 0 and row.base_sequence < 0)
+            or (self.compacted and check.null_keys)
         ):
             return None
-        if not is_append_time:
-            lowest, highest = self._timestamp_bounds()
-            if min_timestamp < lowest or max_timestamp > highest:
-                return None
-        records = bytearray(data)
-        batches = batches.copy()
-        end_offset = assign_batches(
-            records,
-            batches,
-            checks,
-            next_offset=next_offset,
-            leader_epoch=self.leader_epoch,
-            log_append_time=self.now_ms if is_append_time else NO_TIMESTAMP,
-        )
-        return ValidationResult(
-            records=records,
-            next_offset=end_offset,
-            max_timestamp=self.now_ms if is_append_time else max_timestamp,
-            log_append_time=self.now_ms,
-            size_maybe_changed=False,
-            records_converted=0,
-            batches=batches,
-        )
+        max_timestamp = check.max_timestamp
+        attributes = row.attributes
+        if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
+            max_timestamp = self.now_ms
+            attributes |= LOG_APPEND_TIME_FLAG
+        elif (
+            check.min_timestamp < self.now_ms - self.timestamp_before_max_ms
+            or max_timestamp > self.now_ms + self.timestamp_after_max_ms
+        ):
+            return None
+        return self._renumbered(row, data, next_offset, max_timestamp, attributes)
 
     # ---- batches ---------------------------------------------------------------------------------
 
@@ -282,7 +264,7 @@ class LogValidator:
     ) -> ValidationResult:
         self._check_batch(batch, batch)
         section: bytes | memoryview | None = None
-        check = _check_of(info)
+        check = None if info is None or info.found is None else info.found.check
         if check is None or batch.attributes & LOG_APPEND_TIME_FLAG:
             section, check = self._check_section(batch)
         # Kafka takes offsets inside a batch as they come, and leaves what they break to readers.
@@ -299,7 +281,7 @@ class LogValidator:
         if batch.attributes & LOG_APPEND_TIME_FLAG and batch.record_count > 0:
             max_timestamp = max(NO_TIMESTAMP, batch.max_timestamp)  # Every record's.
         if self._is_kept(batch, check):
-            return self._assign_in_place(batch, next_offset, max_timestamp, info)
+            return self._assign_in_place(batch, next_offset, max_timestamp)
         if section is None:
             section = batch.section(self.decompressed_bytes_max)
         return self._encode_again(batch, section, check, next_offset)
@@ -357,48 +339,82 @@ class LogValidator:
         return batch.base_offset == 0 and check.sequential
 
     def _assign_in_place(
-        self, batch: RecordBatch, next_offset: int, max_timestamp: int, info: LogAppendInfo | None
+        self, batch: RecordBatch, next_offset: int, max_timestamp: int
     ) -> ValidationResult:
+        attributes = batch.attributes
         if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
             max_timestamp = self.now_ms
-        end_offset = next_offset + batch.record_count
-        base_offset = end_offset - 1 - (batch.last_offset - batch.base_offset)
-        if base_offset < 0:  # Kafka would write it, and nobody could read the log then.
-            message = (
-                f"a batch with {batch.record_count} records for the offsets up to "
-                f"{batch.last_offset} does not fit log end offset {next_offset}; mend the producer"
-            )
-            raise InvalidRecordError(message)
-        data = bytearray(batch.data)
-        _INT64.pack_into(data, _BASE_OFFSET_AT, base_offset)
-        _INT32.pack_into(data, _LEADER_EPOCH_AT, self.leader_epoch)
-        if info is None or info.batches is None:
-            headers = scan_batches(batch.data, crc=False).batches
-        else:
-            headers = info.batches.copy()
-        headers["base_offset"] = base_offset
-        headers["last_offset"] = end_offset - 1
-        headers["leader_epoch"] = self.leader_epoch
-
         if batch.timestamp_type is not self.timestamp_type or batch.max_timestamp != max_timestamp:
-            attributes = batch.attributes & _KNOWN_ATTRIBUTES & ~LOG_APPEND_TIME_FLAG
+            attributes &= _KNOWN_ATTRIBUTES & ~LOG_APPEND_TIME_FLAG
             if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
                 attributes |= LOG_APPEND_TIME_FLAG
-            _INT16.pack_into(data, ATTRIBUTES_AT, attributes)
-            _INT64.pack_into(data, _MAX_TIMESTAMP_AT, max_timestamp)
-            crc = crc32c(memoryview(data)[ATTRIBUTES_AT:])
-            _UINT32.pack_into(data, _CRC_AT, crc)
-            headers["attributes"] = attributes
-            headers["max_timestamp"] = max_timestamp
-            headers["crc"] = crc
+        row = BatchRow(
+            0,
+            batch.base_offset,
+            batch.last_offset,
+            batch.base_timestamp,
+            batch.max_timestamp,
+            batch.producer_id,
+            batch.size_bytes,
+            batch.leader_epoch,
+            batch.base_sequence,
+            batch.record_count,
+            batch.crc,
+            batch.attributes,
+            batch.producer_epoch,
+            batch.magic,
+            1,
+        )
+        return self._renumbered(row, batch.data, next_offset, max_timestamp, attributes)
+
+    def _renumbered(
+        self, row: BatchRow, data: Buffer, next_offset: int, max_timestamp: int, attributes: int
+    ) -> ValidationResult:
+        """Return a copy of the batch with other header fields."""
+        end_offset = next_offset + row.record_count
+        last_offset_delta = row.last_offset - row.base_offset
+        base_offset = end_offset - 1 - last_offset_delta
+        if base_offset < 0:  # Kafka would write it, and nobody could read the log then.
+            message = (
+                f"a batch with {row.record_count} records for {last_offset_delta + 1} offsets does "
+                f"not fit log end offset {next_offset}; mend the producer"
+            )
+            raise InvalidRecordError(message)
+        records = bytearray(data)
+        crc = row.crc
+        if max_timestamp != row.max_timestamp or attributes != row.attributes:
+            _INT16.pack_into(records, ATTRIBUTES_AT, attributes)
+            _INT64.pack_into(records, _MAX_TIMESTAMP_AT, max_timestamp)
+            crc = crc32c(memoryview(records)[ATTRIBUTES_AT:])
+            _UINT32.pack_into(records, _CRC_AT, crc)
+        _INT64.pack_into(records, _BASE_OFFSET_AT, base_offset)
+        _INT32.pack_into(records, _LEADER_EPOCH_AT, self.leader_epoch)
+        header = BATCH_ROW.pack(
+            0,
+            base_offset,
+            end_offset - 1,
+            row.base_timestamp,
+            max_timestamp,
+            row.producer_id,
+            row.size_bytes,
+            self.leader_epoch,
+            row.base_sequence,
+            row.record_count,
+            crc,
+            attributes,
+            row.producer_epoch,
+            row.magic,
+            1,
+            0,
+        )
         return ValidationResult(
-            records=data,
-            next_offset=end_offset,
-            max_timestamp=max_timestamp,
-            log_append_time=self.now_ms,
-            size_maybe_changed=False,
-            records_converted=0,
-            batches=headers,
+            records,
+            end_offset,
+            max_timestamp,
+            self.now_ms,
+            False,
+            0,
+            np.frombuffer(header, BATCH_DTYPE),
         )
 
     def _encode_again(
@@ -539,24 +555,6 @@ class LogValidator:
         if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
             return "a log append time, which only the log may set"
         return None
-
-
-def _check_of(info: LogAppendInfo | None) -> RecordCheck | None:
-    """Return what the analysis found out about the records of its only batch, if it did."""
-    if info is None or info.checks is None:
-        return None
-    max_timestamp, min_timestamp, outside, null_keys, last_delta, flags = info.checks.item()
-    if flags & CHECK_SKIPPED:
-        return None
-    return RecordCheck(
-        max_timestamp,
-        min_timestamp,
-        outside,
-        null_keys,
-        last_delta,
-        bool(flags & CHECK_SEQUENTIAL),
-        bool(flags & CHECK_INCREASING),
-    )
 
 
 def _is_as_encoded(batch: RecordBatch, section: bytes | memoryview, check: RecordCheck) -> bool:

@@ -538,3 +538,27 @@ class TestRefusedRecords:
             validated(encode_batch([ROWS[1]] * 20), compacted=True)
         assert 20 == len(error.value.record_errors)
         assert 3 == str(error.value).count("without key")
+
+
+class TestScanOne:
+    def test_it_finds_what_the_general_scan_finds(self):
+        """For one batch alone; anything else is None."""
+        from logstore._native import scan_checked, scan_one
+
+        plain = encode_batch(ROWS, leader_epoch=4, producer_id=3, producer_epoch=2, base_sequence=1)
+        packed = encode_batch(ROWS, compression=ZSTD)
+        for batch in (plain, packed, memoryview(plain), bytearray(packed)):
+            scan, checks = scan_checked(batch)
+            found = scan_one(batch, records=True)
+            assert scan.batches.tobytes() == bytes(found.header)
+            assert scan.batches.item() == tuple(found.row)
+            assert found.row == scan_one(batch, records=False).row
+            assert scan_one(batch, records=False).check is None
+            if found.check is not None:
+                assert checks.item()[:5] == found.check[:5]
+                assert found.check.sequential
+                assert found.check.increasing
+        assert scan_one(packed, records=True).check is None
+        for broken in (b"", plain[:-1], plain + b"x", plain + plain, plain[:-1] + b"x", plain[:60]):
+            assert scan_one(broken, records=True) is None
+            assert scan_one(broken, records=False) is None

@@ -8,6 +8,7 @@ and all calls release the GIL.
 from __future__ import annotations
 
 import mmap
+import struct
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -196,6 +197,93 @@ def scan_batches(
         room *= 2
     found = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return ScanResult(valid_bytes, scan.next_offset, scan.stop, found)
+
+
+class BatchRow(NamedTuple):
+    """One header of ``BATCH_DTYPE`` as plain numbers."""
+
+    position: int
+    base_offset: int
+    last_offset: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    size_bytes: int
+    leader_epoch: int
+    base_sequence: int
+    record_count: int
+    crc: int
+    attributes: int
+    producer_epoch: int
+    magic: int
+    crc_ok: int
+    reserved: int = 0
+
+
+BATCH_ROW = struct.Struct("=7q3iI2h2bh")  # A row of BATCH_DTYPE.
+_CHECK_ROW = struct.Struct("=2q4i")
+_SCAN = ffi.typeof("struct ls_scan *")
+_UINTPTR = ffi.typeof("uintptr_t")
+assert BATCH_ROW.size == BATCH_DTYPE.itemsize
+assert _CHECK_ROW.size == CHECK_DTYPE.itemsize
+assert BatchRow._fields == BATCH_DTYPE.names
+_CHECK_AND_SCAN_BYTES = _CHECK_ROW.size + ffi.sizeof("struct ls_scan")
+
+
+class ScannedBatch(NamedTuple):
+    """
+    The only batch of some bytes.
+
+    Attributes:
+        header: One row of ``BATCH_DTYPE``, writable.
+        row: The same as numbers.
+        check: What :func:`check_records` tells; None: not asked for, or the batch is compressed.
+    """
+
+    header: bytearray
+    row: BatchRow
+    check: RecordCheck | None
+
+
+def scan_one(data: Buffer, *, records: bool) -> ScannedBatch | None:
+    """
+    Verify that ``data`` is one v2 batch and nothing else; None if it is not, or is damaged.
+
+    It finds what :func:`scan_batches` or, with ``records``, :func:`scan_checked` would find, for
+    the appends of one batch that producers send: a third of the time for a small one.
+    """
+    view = ffi.from_buffer(data)
+    header = bytearray(BATCH_ROW.size)
+    rest = bytearray(_CHECK_AND_SCAN_BYTES)
+    address = int(ffi.cast(_UINTPTR, ffi.from_buffer(rest)))
+    scan = ffi.cast(_SCAN, address + _CHECK_ROW.size)
+    header_address = ffi.cast(_UINTPTR, ffi.from_buffer(header))
+    data_address = ffi.cast(_UINTPTR, view)
+    if records:
+        lib.ls_scan_checked(
+            data_address,
+            len(view),
+            0,
+            0,
+            lib.LS_SCAN_CRC,
+            header_address,
+            address,
+            1,
+            INT64_MIN,
+            INT64_MAX,
+            scan,
+        )
+    else:
+        lib.ls_scan_batches(data_address, len(view), 0, 0, lib.LS_SCAN_CRC, header_address, 1, scan)
+    if scan.batch_count != 1 or scan.valid_bytes != len(view):
+        return None
+    check = None
+    if records:
+        *numbers, flags = _CHECK_ROW.unpack_from(rest)
+        if not flags & CHECK_SKIPPED:
+            sequential, increasing = flags & CHECK_SEQUENTIAL, flags & CHECK_INCREASING
+            check = RecordCheck(*numbers, bool(sequential), bool(increasing))
+    return ScannedBatch(header, BatchRow._make(BATCH_ROW.unpack(header)), check)
 
 
 class CheckedScan(NamedTuple):
