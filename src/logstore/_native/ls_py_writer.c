@@ -34,6 +34,22 @@ int ls_py_int64s(PyObject *const *args, Py_ssize_t count, int64_t *values) {
     return 0;
 }
 
+static void free_writer(PyObject *capsule) {
+    ls_writer_free(PyCapsule_GetPointer(capsule, NULL));
+}
+
+/*
+ * own_writer(address) -> capsule. The writer lives as long as the capsule, which the garbage
+ * collector does not track: in a cycle of garbage it is freed after every __del__ has run, while
+ * what cffi.gc() makes may go before.
+ */
+PyObject *ls_py_own_writer(PyObject *self, PyObject *address) {
+    (void)self;
+    void *writer = PyLong_AsVoidPtr(address);
+    if (writer == NULL) return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    return PyCapsule_New(writer, NULL, free_writer);
+}
+
 /* The arguments of a function that takes `wanted` integers; -1 with an error set. */
 static int arguments(const char *name, PyObject *const *args, Py_ssize_t count, Py_ssize_t wanted,
                      int64_t *values) {

@@ -41,6 +41,7 @@ _append_encoded = _objects.append_encoded
 _append_columns = _objects.append_columns
 _append_list = _objects.append_list
 _exclusive = _objects.writer_exclusive
+_own_writer = _objects.own_writer
 _publish = _objects.writer_publish
 _state = _objects.writer_state
 
@@ -131,7 +132,7 @@ class Writer:
             index, entries of the time index. :func:`load_published` reads them at any time.
     """
 
-    __slots__ = ("_handle", "_io", "_path", "address", "published_address")
+    __slots__ = ("_handle", "_io", "_owner", "_path", "address", "published_address")
 
     def __init__(self, io: Any, *, clock_address: int = 0) -> None:
         """
@@ -142,12 +143,11 @@ class Writer:
             clock_address: Of an int64 of milliseconds; 0 is the real time.
         """
         handle = lib.ls_writer_new(io, clock_address)
-        if handle == ffi.NULL:
-            raise MemoryError
+        self.address = int(ffi.cast("uintptr_t", handle))
+        self._owner = _own_writer(self.address)  # MemoryError for a null pointer.
         self._io = io
         self._path: str | None = None
-        self._handle = ffi.gc(handle, lib.ls_writer_free)
-        self.address = int(ffi.cast("uintptr_t", handle))
+        self._handle = handle
         self.published_address = int(lib.ls_writer_published(handle))
 
     # -- configuration -----------------------------------------------------------------------------
