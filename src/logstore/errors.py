@@ -9,6 +9,7 @@ Source: Kafka ``Errors``; spec section 10.
 
 from __future__ import annotations
 
+import errno as _errno
 import os
 from typing import Any, ClassVar
 
@@ -97,6 +98,26 @@ class StorageError(LogStoreError, OSError):
 
 class DiskFullError(StorageError):
     """No space is left (ENOSPC, EDQUOT); the log is as before, appends work again with space."""
+
+
+class LogNotFoundError(StorageError, FileNotFoundError):
+    """There is no log at this path; create it with ``mode="a"``."""
+
+    code = "UNKNOWN_TOPIC_OR_PARTITION"
+    kafka_error_code = 3
+
+    def __init__(self, message: str, errno: int | None = _errno.ENOENT, **fields: Any) -> None:
+        super().__init__(message, errno, **fields)
+
+
+class LogExistsError(StorageError, FileExistsError):
+    """There is a log at this path already; continue it with ``mode="a"``."""
+
+    code = "TOPIC_ALREADY_EXISTS"
+    kafka_error_code = 36
+
+    def __init__(self, message: str, errno: int | None = _errno.EEXIST, **fields: Any) -> None:
+        super().__init__(message, errno, **fields)
 
 
 class PoisonedError(StorageError):
