@@ -81,6 +81,10 @@ LONG_MAX: Final = 2**63 - 1
 # An encoded header of 61 bytes and one small record; anything less would be a batch per record.
 _BATCH_BYTES_MIN: Final = 128
 
+# Space is allocated ahead of the writer (DESIGN.md D12): a quarter of a segment, within these.
+PREALLOCATED_SEGMENT_BYTES_MIN: Final = 1 << 20
+PREALLOCATION_BYTES_MAX: Final = 16 << 20
+
 COMPRESSION_TYPES: Final = ("producer", "gzip", "lz4", "snappy", "zstd", "uncompressed")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
 CLEANUP_POLICIES: Final = ("compact", "delete")
@@ -294,6 +298,13 @@ class LogConfig:
     def batch_bytes_max(self) -> int:
         """``batch.bytes`` within what one batch of this log may have."""
         return min(self.batch_bytes, self.max_message_bytes, self.segment_bytes)
+
+    @property
+    def preallocation_bytes(self) -> int:
+        """Space to allocate ahead of the writer; 0 with Kafka's own ``preallocate``."""
+        if self.preallocate or self.segment_bytes < PREALLOCATED_SEGMENT_BYTES_MIN:
+            return 0
+        return min(self.segment_bytes // 4, PREALLOCATION_BYTES_MAX)
 
     def _overlaid(self, changes: Mapping[str, object]) -> LogConfig:
         """Return a copy with ``changes``; all problems of names, values and pairs at once."""

@@ -352,6 +352,18 @@ class IndexFile:
                 self._view.set_count(count)
                 self._shown_count = max(self._shown_count, count)
 
+    @property
+    def known_entry_count(self) -> int:
+        """Number of entries as far as this object knows without opening the file or a lock."""
+        return self._entry_count
+
+    def limit_entry_count(self, count: int) -> None:
+        """Look at the first ``count`` entries only; the file is another's and stays as it is."""
+        assert not self.writable
+        with self._lock:
+            self._open()
+            self._entry_count = min(self._entry_count, count)
+
     def truncate(self) -> None:
         """Remove all entries; the file keeps its size."""
         with self._lock:

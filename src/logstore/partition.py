@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from logstore._native import NativeLog, Writer
 from logstore.config import LogConfig
@@ -29,8 +29,9 @@ from logstore.errors import (
 from logstore.file_records import LogOffsetMetadata
 from logstore.flushing import GroupCommit
 from logstore.local_log import LocalLog
+from logstore.scheduler import weakly
 from logstore.segment import LogSegment
-from logstore.watermarks import LogOffsets, Watermarks
+from logstore.watermarks import Checkpoints, LogOffsets, Watermarks
 
 if TYPE_CHECKING:
     from logstore.checkpoint import PartitionMetadataFile
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import ProducerStateManager
     from logstore.reader import RecordIterator
-    from logstore.scheduler import Action, Scheduler, Task, ThreadScheduler
+    from logstore.scheduler import Scheduler, Task, ThreadScheduler
     from logstore.waiter import Listener
     from logstore.watermarks import HighWatermarkMode
 
@@ -47,22 +48,6 @@ FLUSH_MESSAGES_NEVER: Final = 2**63 - 1
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
-
-# Space is allocated ahead of the writer (DESIGN.md D12): a quarter of a segment, within these.
-PREALLOCATED_SEGMENT_BYTES_MIN: Final = 1 << 20
-PREALLOCATED_BYTES_MAX: Final = 16 << 20
-
-
-class Checkpoints(Protocol):
-    """Where a log's offsets are kept between two opens (DESIGN.md D3)."""
-
-    def write(self, offsets: LogOffsets) -> None:
-        """Make the offsets durable."""
-        ...
-
-    def close(self, *, clean: bool) -> None:
-        """Give the writer's lock back; ``clean``: everything was flushed and closed."""
-        ...
 
 
 class Partition(NativeLog):
@@ -134,12 +119,14 @@ class Partition(NativeLog):
         self._load_topic_id(topic_id)
         if self._watermarks.mode == "replicas" and high_watermark > 0:
             self._set_high_watermark(LogOffsetMetadata(high_watermark))
+        elif self._watermarks.mode == "log_end":
+            self._on_high_watermark_updated()  # Everything decided is replicated.
         if not self._is_read_only:
             every_ms = self.config.producer_id_expiration_check_interval_ms
             if every_ms != EXPIRATION_CHECK_NEVER:
                 self._producer_expiry = self._scheduler.schedule(
                     "PeriodicProducerExpirationCheck",
-                    _weakly(self, type(self)._expire_producers),
+                    weakly(self, type(self)._expire_producers),
                     every_ms,
                     every_ms,
                 )
@@ -165,9 +152,7 @@ class Partition(NativeLog):
         elif expected is not None and not self._is_read_only:
             self._topic_id = expected
             metadata.record(expected)
-            self._scheduler.schedule(
-                "flush-metadata-file", _weakly(self, type(self).flush_metadata)
-            )
+            self._scheduler.schedule("flush-metadata-file", weakly(self, type(self).flush_metadata))
 
     def _expire_producers(self) -> None:
         with self.changing():
@@ -219,6 +204,11 @@ class Partition(NativeLog):
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return self._local_log.size_bytes
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the log was opened with mode ``"r"``."""
+        return self._is_read_only
 
     @property
     def is_closed(self) -> bool:
@@ -388,7 +378,7 @@ class Partition(NativeLog):
             index_interval_bytes=segment.index_interval_bytes,
             max_message_bytes=config.max_message_bytes,
             batch_bytes=config.batch_bytes_max,
-            preallocate_bytes=_preallocated_bytes(config),
+            preallocate_bytes=config.preallocation_bytes,
             log_append_time=config.message_timestamp_type == "LogAppendTime",
             timestamp_before_max_ms=config.message_timestamp_before_max_ms,
             timestamp_after_max_ms=config.message_timestamp_after_max_ms,
@@ -475,7 +465,7 @@ class Partition(NativeLog):
                 self._topic_id = topic_id
                 self._partition_metadata.record(topic_id)
                 self._scheduler.schedule(
-                    "flush-metadata-file", _weakly(self, type(self).flush_metadata)
+                    "flush-metadata-file", weakly(self, type(self).flush_metadata)
                 )
                 self.refresh_fast_path()
 
@@ -506,7 +496,7 @@ class Partition(NativeLog):
 
         Source: Kafka ``UnifiedLog.flush``; spec 5.8.
         """
-        self.check_open()
+        self.check_writable()
         offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
         if force:
             self._group_commit.alone(lambda: self._flush(offset + 1, offset))
@@ -536,6 +526,8 @@ class Partition(NativeLog):
             if truncations == self._truncations and recovery_point > self.recovery_point:
                 self._watermarks.set_recovery_point(recovery_point)
                 self._last_flush_ms = self._clock.milliseconds()
+                if self._checkpoints is not None:
+                    self._checkpoints.maybe_write(self.offsets)
 
     @property
     def last_flush_ms(self) -> int:
@@ -699,22 +691,3 @@ class Partition(NativeLog):
     def _write_checkpoints(self) -> None:
         if self._checkpoints is not None:
             self._checkpoints.write(self.offsets)
-
-
-def _preallocated_bytes(config: LogConfig) -> int:
-    """Return how much space to allocate ahead of the writer; 0 with Kafka's own preallocation."""
-    if config.preallocate or config.segment_bytes < PREALLOCATED_SEGMENT_BYTES_MIN:
-        return 0
-    return min(config.segment_bytes // 4, PREALLOCATED_BYTES_MAX)
-
-
-def _weakly(log: Any, method: Callable[[Any], object]) -> Action:
-    """Return a call of a log's method that does not keep the log alive, for the scheduler."""
-    reference = weakref.ref(log)
-
-    def call() -> None:
-        found = reference()
-        if found is not None and not found.is_closed:
-            method(found)
-
-    return call

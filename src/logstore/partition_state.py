@@ -40,6 +40,7 @@ from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import (
     ClosedError,
     ConfigError,
+    CorruptCheckpointError,
     DiskFullError,
     StorageError,
 )
@@ -55,6 +56,9 @@ CHECKPOINTS: Final = (
     HIGH_WATERMARK_CHECKPOINT,
 )
 LOG_DIRECTORY_FILES: Final = (META_PROPERTIES, LOCK_FILE, *CHECKPOINTS, CLEANER_CHECKPOINT)
+
+# How often the offsets of a log that is written are recorded, unless something asks for it.
+WRITE_INTERVAL_SECONDS: Final = 5.0
 
 # What a directory that is not called like a partition has in its own checkpoints.
 UNNAMED: Final = TopicPartition("log", 0)
@@ -105,11 +109,13 @@ class StateDirectory:
         "_marker",
         "_users",
         "had_clean_shutdown",
+        "is_gone",
         "path",
     )
 
     def __init__(self, path: str, files: Files, lock: WriterLock | None) -> None:
-        self.path: Final = path
+        self.path = path
+        self.is_gone = False  # Nothing is marked in a directory that was deleted.
         self._files = files
         self._lock = lock
         self._guard = threading.Lock()
@@ -177,6 +183,31 @@ class StateDirectory:
             offsets[topic_partition] = offset
             file.write(offsets)
 
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """Remove a partition from the checkpoints; durable on return."""
+        with self._guard:
+            for file in self._checkpoints.values():
+                with contextlib.suppress(CorruptCheckpointError):
+                    offsets = dict(file.read())
+                    if offsets.pop(topic_partition, None) is not None:
+                        file.write(offsets)
+
+    def update_path(self, path: str) -> None:
+        """Learn that the directory was renamed."""
+        with self._guard:
+            self.path = path
+            for name, file in self._checkpoints.items():
+                file.update_path(os.path.join(path, name))
+            self._marker = CleanShutdownFile(path, files=self._files)
+            if self._lock is not None:
+                self._lock.path = os.path.join(path, LOCK_FILE)
+
+    def rename_user(self, old: TopicPartition, new: TopicPartition) -> None:
+        """Learn that one of the logs here has another name."""
+        with self._guard:
+            self._users.discard(old)
+            self._users.add(new)
+
     def forget_checkpoint(self, checkpoint: str) -> None:
         """Remove a checkpoint: the recovery reads more, and that needs no space on the disk."""
         self._files.unlink(os.path.join(self.path, checkpoint), missing_ok=True)
@@ -206,7 +237,7 @@ class StateDirectory:
             if lock is None or not lock.is_held:
                 return
             try:
-                if self._is_all_clean:
+                if self._is_all_clean and not self.is_gone:
                     self._mark_clean()
             finally:
                 lock.release()
@@ -254,22 +285,31 @@ class PartitionState:
 
     __slots__ = (
         "__weakref__",
+        "_clock",
         "_directory",
         "_is_alone",
         "_is_left",
         "_written",
+        "_written_at",
         "had_clean_shutdown",
         "topic_partition",
     )
 
     def __init__(
-        self, directory: StateDirectory, topic_partition: TopicPartition, *, is_alone: bool
+        self,
+        directory: StateDirectory,
+        topic_partition: TopicPartition,
+        *,
+        is_alone: bool,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._directory = directory
+        self._clock = clock
+        self._written_at = clock.monotonic()
         self._is_alone = is_alone
         self._is_left = False
         self._written: dict[str, int] = {}
-        self.topic_partition: Final = topic_partition
+        self.topic_partition = topic_partition
         self.had_clean_shutdown: Final = directory.had_clean_shutdown
         directory.enter(topic_partition)
 
@@ -293,7 +333,8 @@ class PartitionState:
         if not is_log_directory(parent, files):
             lock = WriterLock(log_path, files=files, clock=clock, timeout_seconds=lock_timeout)
             try:
-                return cls(_OwnDirectory(log_path, files, lock), _own_name(name), is_alone=True)
+                own = _OwnDirectory(log_path, files, lock)
+                return cls(own, _own_name(name), is_alone=True, clock=clock)
             except BaseException:
                 lock.release()
                 raise
@@ -308,7 +349,7 @@ class PartitionState:
                     lock.release()
                     raise
                 _shared[parent] = shared
-            return cls(shared, topic_partition, is_alone=False)
+            return cls(shared, topic_partition, is_alone=False, clock=clock)
 
     @classmethod
     def for_reading(
@@ -379,6 +420,21 @@ class PartitionState:
         if not is_lower:
             self.write_recovery_point(offsets.recovery_point)
 
+    def maybe_write(self, offsets: Offsets) -> None:
+        """
+        Record the offsets if that was not done for a while; failures wait for the next time.
+
+        Keeps recovery short: what was flushed since the last time would be read again.
+        """
+        now = self._clock.monotonic()
+        if now - self._written_at < WRITE_INTERVAL_SECONDS:
+            return
+        self._written_at = now
+        try:
+            self.write(offsets)
+        except StorageError as error:
+            logger.warning("%s: the offsets were not checkpointed: %s", self.path, error)
+
     def write_recovery_point(self, offset: int) -> None:
         """
         Record that everything below ``offset`` is on the device; durable on return.
@@ -406,6 +462,28 @@ class PartitionState:
         self._written.pop(checkpoint, None)
         self._directory.write(checkpoint, self.topic_partition, offset, alone=self._is_alone)
         self._written[checkpoint] = offset
+
+    def update_directory(self, directory: str) -> None:
+        """Learn that the log's directory was renamed; durable on return."""
+        topic_partition = _own_name(os.path.basename(directory))
+        if self._is_alone:
+            self._directory.update_path(directory)
+            self.topic_partition = topic_partition
+            return
+        offsets = [(name, self._read(name)) for name in CHECKPOINTS]
+        self._directory.forget(self.topic_partition)
+        self._directory.rename_user(self.topic_partition, topic_partition)
+        self.topic_partition = topic_partition
+        self._written.clear()
+        for name, offset in offsets:
+            self._write(name, offset)
+
+    def forget(self) -> None:
+        """Drop what is known of the log: its directory was deleted."""
+        if self._is_alone:
+            self._directory.is_gone = True
+        else:
+            self._directory.forget(self.topic_partition)
 
     def close(self, *, clean: bool) -> None:
         """

@@ -13,8 +13,9 @@ import heapq
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from logstore.clock import Clock, ManualClock
 from logstore.errors import ForkedError
@@ -266,3 +267,15 @@ class ManualScheduler:
                 heapq.heappush(self._queue, (task.due, next(self._sequence), task))
         self._clock.set(now_ms)
         return ran
+
+
+def weakly(log: Any, method: Callable[[Any], object]) -> Action:
+    """Return an action that calls a log's method without keeping the log alive."""
+    reference = weakref.ref(log)
+
+    def call() -> None:
+        found = reference()
+        if found is not None and not found.is_closed:
+            method(found)
+
+    return call

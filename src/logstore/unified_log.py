@@ -30,6 +30,7 @@ from logstore.retention import breaches_age, breaches_log_start, breaches_size, 
 from logstore.segment import LogSegment, TimestampAndOffset
 
 if TYPE_CHECKING:
+    from logstore.files import Files
     from logstore.index import AbortedTxn
 
 LATEST_TIMESTAMP: Final = -1
@@ -475,10 +476,12 @@ class UnifiedLog(AppendingPartition):
             self.producer_state.update_directory(directory)
             self.leader_epochs.update_path(os.path.join(directory, LEADER_EPOCH_FILE))
             self._partition_metadata.update_path(os.path.join(directory, PARTITION_METADATA_FILE))
+            if self._checkpoints is not None:
+                self._checkpoints.update_directory(directory)
 
     def delete(self) -> None:
         """
-        Delete the log with everything in its directory, at once.
+        Delete the log with everything in its directory, its quarantine included, at once.
 
         Source: Kafka ``UnifiedLog.delete``.
         """
@@ -487,12 +490,20 @@ class UnifiedLog(AppendingPartition):
             self.leader_epochs.clear()
             for segment in self._local_log.segments:
                 segment.delete_if_exists()
-            for name in self._files.listdir(self._directory):
-                path = os.path.join(self._directory, name)
-                if not self._files.is_directory(path):
-                    self._files.unlink(path, missing_ok=True)
-            self._files.rmdir(self._directory)
+            _delete_tree(self._directory, self._files)
+            if self._checkpoints is not None:
+                self._checkpoints.forget()
         self._leave(is_clean=True)
+
+
+def _delete_tree(directory: str, files: Files) -> None:
+    for name in files.listdir(directory):
+        path = os.path.join(directory, name)
+        if files.is_directory(path):
+            _delete_tree(path, files)
+        else:
+            files.unlink(path, missing_ok=True)
+    files.rmdir(directory)
 
 
 def _age_rule(now_ms: int, retention_ms: int) -> Callable[[LogSegment, LogSegment | None], bool]:

@@ -23,7 +23,7 @@ Source: Kafka ``UnifiedLog``; spec 5.5.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from logstore.file_records import LogOffsetMetadata
 
@@ -43,6 +43,30 @@ class LogOffsets(NamedTuple):
     high_watermark: int  #: below it everything is replicated
     recovery_point: int  #: below it everything is on the device
     log_end_offset: int  #: what the next record gets
+
+
+class Checkpoints(Protocol):
+    """Where a log's offsets are kept between two opens (DESIGN.md D3)."""
+
+    def write(self, offsets: LogOffsets) -> None:
+        """Make the offsets durable."""
+        ...
+
+    def maybe_write(self, offsets: LogOffsets) -> None:
+        """Make the offsets durable if that was not done for a while."""
+        ...
+
+    def update_directory(self, directory: str) -> None:
+        """Learn that the log's directory was renamed."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is known of the log: its directory was deleted."""
+        ...
+
+    def close(self, *, clean: bool) -> None:
+        """Give the writer's lock back; ``clean``: everything was flushed and closed."""
+        ...
 
 
 class _Marks(NamedTuple):

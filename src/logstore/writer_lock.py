@@ -43,7 +43,7 @@ class WriterLock:
     def __init__(
         self, directory: str, *, files: Files, clock: Clock, timeout_seconds: float = 0.0
     ) -> None:
-        self.path: Final = os.path.join(directory, LOCK_FILE)
+        self.path = os.path.join(directory, LOCK_FILE)
         self._files = files
         self._fd = -1
         self.epoch = 0

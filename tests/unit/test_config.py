@@ -220,3 +220,10 @@ class TestConfig:
         assert 65536 == LogConfig().batch_bytes_max
         assert 100 == LogConfig(segment_bytes=100).batch_bytes_max
         assert 50 == LogConfig(max_message_bytes=50).batch_bytes_max
+
+    def test_preallocation_grows_with_the_segment(self):
+        """None for small segments, then a quarter, up to 16 MiB; none beside Kafka's own."""
+        sizes = [(1 << 20) - 1, 1 << 20, 40 << 20, 1 << 30]
+        found = [LogConfig(segment_bytes=size).preallocation_bytes for size in sizes]
+        assert [0, 1 << 18, 10 << 20, 16 << 20] == found
+        assert 0 == LogConfig(preallocate=True).preallocation_bytes
