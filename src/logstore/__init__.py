@@ -1,0 +1,136 @@
+"""
+Apache Kafka's storage engine as a library: a segmented append-only log that a program imports.
+
+    import logstore
+
+    with logstore.open("data/orders-0") as log:
+        offset = log.append(b"value", key=b"k")
+        for record in log.read("earliest"):
+            print(record.offset, record.key, record.value)
+
+The names here are the public ones. What lives in the modules below may change.
+"""
+
+import sys
+
+if sys.platform == "win32":
+    raise ImportError("logstore needs a POSIX system, and Windows is none: run it inside WSL 2")
+
+from logstore._native import Record
+from logstore.append_analysis import LogAppendInfo
+from logstore.clock import Clock, ManualClock
+from logstore.compression import CompressionType
+from logstore.config import LogConfig
+from logstore.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptCheckpointError,
+    CorruptIndexError,
+    CorruptRecordError,
+    CorruptSnapshotError,
+    DiskFullError,
+    ForkedError,
+    InconsistentTopicIdError,
+    IndexOffsetOverflowError,
+    InvalidOffsetError,
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    InvalidTxnStateError,
+    LockedError,
+    LogExistsError,
+    LogNotFoundError,
+    LogStoreError,
+    MissingExtraError,
+    OffsetGapError,
+    OffsetOutOfRangeError,
+    OffsetsOutOfOrderError,
+    OutOfOrderSequenceError,
+    PartialAppendError,
+    PoisonedError,
+    ReadOnlyError,
+    RecordBatchTooLargeError,
+    RecordTooLargeError,
+    SegmentOffsetOverflowError,
+    StorageError,
+    TransactionCoordinatorFencedError,
+    UnexpectedAppendOffsetError,
+    UnsupportedCompressionTypeError,
+    UnsupportedForMessageFormatError,
+)
+from logstore.file_records import (
+    AbortedTransaction,
+    FetchDataInfo,
+    FileRecords,
+    LogOffsetMetadata,
+)
+from logstore.given_records import Headers
+from logstore.log import Log
+from logstore.opening import open
+from logstore.producer_append import VerificationGuard
+from logstore.reader import AbortedTransactions, Isolation, RecordIterator, Start
+from logstore.record import RecordBatch, TimestampType
+from logstore.segment import TimestampAndOffset
+from logstore.waiter import LogWaiter
+from logstore.watermarks import LogOffsets
+
+__all__ = [
+    "AbortedTransaction",
+    "AbortedTransactions",
+    "Clock",
+    "ClosedError",
+    "CompressionType",
+    "ConfigError",
+    "CorruptCheckpointError",
+    "CorruptIndexError",
+    "CorruptRecordError",
+    "CorruptSnapshotError",
+    "DiskFullError",
+    "FetchDataInfo",
+    "FileRecords",
+    "ForkedError",
+    "Headers",
+    "InconsistentTopicIdError",
+    "IndexOffsetOverflowError",
+    "InvalidOffsetError",
+    "InvalidProducerEpochError",
+    "InvalidRecordError",
+    "InvalidTimestampError",
+    "InvalidTxnStateError",
+    "Isolation",
+    "LockedError",
+    "Log",
+    "LogAppendInfo",
+    "LogConfig",
+    "LogExistsError",
+    "LogNotFoundError",
+    "LogOffsetMetadata",
+    "LogOffsets",
+    "LogStoreError",
+    "LogWaiter",
+    "ManualClock",
+    "MissingExtraError",
+    "OffsetGapError",
+    "OffsetOutOfRangeError",
+    "OffsetsOutOfOrderError",
+    "OutOfOrderSequenceError",
+    "PartialAppendError",
+    "PoisonedError",
+    "ReadOnlyError",
+    "Record",
+    "RecordBatch",
+    "RecordBatchTooLargeError",
+    "RecordIterator",
+    "RecordTooLargeError",
+    "SegmentOffsetOverflowError",
+    "Start",
+    "StorageError",
+    "TimestampAndOffset",
+    "TimestampType",
+    "TransactionCoordinatorFencedError",
+    "UnexpectedAppendOffsetError",
+    "UnsupportedCompressionTypeError",
+    "UnsupportedForMessageFormatError",
+    "VerificationGuard",
+    "open",
+]

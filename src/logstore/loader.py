@@ -239,18 +239,7 @@ class LogLoader:
 
     def _swap_segment(self, name: str) -> LogSegment | None:
         base_offset = offset_of_file(name)
-        if base_offset is None:
-            return None
-        return LogSegment(
-            self._directory,
-            base_offset,
-            self._config,
-            files=self._files,
-            clock=self._clock,
-            file_suffix=SWAP_SUFFIX,
-            file_already_exists=True,
-            writable=False,
-        )
+        return None if base_offset is None else self._make_segment(base_offset, SWAP_SUFFIX)
 
     def _complete_swaps(self) -> None:
         """Delete what the committed replacements replace, then give them their names."""
@@ -312,15 +301,7 @@ class LogLoader:
                 logger.warning("%s: deleting %s, whose log is not there", self._directory, name)
                 self._delete(name)
             elif suffix == LOG_SUFFIX:
-                segment = LogSegment(
-                    self._directory,
-                    offset,
-                    self._config,
-                    files=self._files,
-                    clock=self._clock,
-                    file_already_exists=True,
-                )
-                self._segments[offset] = segment
+                segment = self._segments[offset] = self._make_segment(offset)
                 problem = self._index_problem(segment, stem, present)
                 if problem is not None:
                     logger.warning("%s: %s; recovering the segment", segment.log_path, problem)
@@ -328,6 +309,19 @@ class LogLoader:
         self._segments = dict(sorted(self._segments.items()))
         for segment in damaged:
             self._recover_segment(segment)
+
+    def _make_segment(
+        self, base_offset: int, file_suffix: str = "", *, is_new: bool = False
+    ) -> LogSegment:
+        return LogSegment(
+            self._directory,
+            base_offset,
+            self._config,
+            files=self._files,
+            clock=self._clock,
+            file_suffix=file_suffix,
+            file_already_exists=not is_new,
+        )
 
     def _index_problem(self, segment: LogSegment, stem: str, present: set[str]) -> str | None:
         """Return why a segment's indexes have to be rebuilt, as far as can be told in O(1)."""
@@ -442,13 +436,8 @@ class LogLoader:
                 self._set_all_aside(next_offset)
         survived = bool(self._segments)
         if not survived:
-            self._segments[self._log_start_checkpoint] = LogSegment(
-                self._directory,
-                self._log_start_checkpoint,
-                self._config,
-                files=self._files,
-                clock=self._clock,
-            )
+            base_offset = self._log_start_checkpoint
+            self._segments[base_offset] = self._make_segment(base_offset, is_new=True)
         next_offset = self._active.read_next_offset()
         if self._had_clean_shutdown and survived:
             recovery_point = next_offset

@@ -41,13 +41,13 @@ from logstore.reader import (
 )
 from logstore.scheduler import Scheduler, ThreadScheduler
 from logstore.unified_log import MAX_TIMESTAMP, UnifiedLog
+from logstore.view_loader import ViewLoader
 
 if TYPE_CHECKING:
-    from logstore.partition import Checkpoints
     from logstore.producer_state import VerificationGuard
     from logstore.segment import TimestampAndOffset
     from logstore.validator import LogAppendInfo
-    from logstore.watermarks import HighWatermarkMode
+    from logstore.watermarks import Checkpoints, HighWatermarkMode
 
 Origin = Literal["client", "coordinator", "raft_leader", "replication"]
 
@@ -90,7 +90,6 @@ class Log(UnifiedLog):
         high_watermark: HighWatermarkMode = "log_end",
         high_watermark_offset: int = 0,
         checkpoints: Checkpoints | None = None,
-        read_only: bool = False,
     ) -> Self:
         """
         Load a partition's directory, recovering it after an unclean end; create it if missing.
@@ -110,7 +109,6 @@ class Log(UnifiedLog):
             high_watermark: ``log_end`` or ``replicas``.
             high_watermark_offset: As checkpointed, for ``replicas``.
             checkpoints: Where offsets are kept between two opens.
-            read_only: Refuse every change.
 
         Raises:
             InconsistentTopicIdError: The directory belongs to another topic id.
@@ -122,14 +120,14 @@ class Log(UnifiedLog):
         path = os.fspath(directory)
         config = LogConfig.of(config)
         if not files.exists(path):
-            _make_directory(files, path)
+            make_directory(path, files)
         own_scheduler = None
         if scheduler is None:
             scheduler = own_scheduler = ThreadScheduler(clock)
         metadata = PartitionMetadataFile(os.path.join(path, PARTITION_METADATA_FILE), files=files)
         leader_epochs = LeaderEpochCache(
             LeaderEpochCheckpointFile(
-                os.path.join(path, LEADER_EPOCH_FILE), create=not read_only, files=files
+                os.path.join(path, LEADER_EPOCH_FILE), create=True, files=files
             ),
             scheduler,
             os.path.basename(path),
@@ -178,14 +176,85 @@ class Log(UnifiedLog):
                 high_watermark=high_watermark,
                 partition_metadata=metadata,
                 checkpoints=checkpoints,
-                read_only=read_only,
             )
-            log._begin(topic_id, high_watermark_offset)
         except BaseException:
             for segment in loaded.segments:
                 segment.close_handlers()
             raise
-        return log
+        return log._begun(topic_id, high_watermark_offset)
+
+    def _begun(self, topic_id: str | None = None, high_watermark_offset: int = 0) -> Self:
+        try:
+            self._begin(topic_id, high_watermark_offset)
+        except BaseException:
+            self.abandon()
+            raise
+        return self
+
+    @classmethod
+    def view(
+        cls,
+        directory: str | os.PathLike[str],
+        config: LogConfig | Mapping[str, object] | None = None,
+        *,
+        log_start_offset: int = 0,
+        recovery_point: int = 0,
+        had_clean_shutdown: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+        scheduler: Scheduler | None = None,
+        files: Files = REAL_FILES,
+    ) -> Self:
+        """
+        Load a partition's directory for reading, and change nothing there.
+
+        The log is what :meth:`create` would make of it, up to the end that it has now. Arguments
+        and errors are as there.
+        """
+        path = os.fspath(directory)
+        config = LogConfig.of(config)
+        own_scheduler = None
+        if scheduler is None:
+            scheduler = own_scheduler = ThreadScheduler(clock)
+        loader = ViewLoader(
+            path,
+            config,
+            log_start_offset=log_start_offset,
+            recovery_point=recovery_point,
+            had_clean_shutdown=had_clean_shutdown,
+            files=files,
+            clock=clock,
+            scheduler=scheduler,
+            epochs_path=os.path.join(path, LEADER_EPOCH_FILE),
+        )
+        loaded = loader.load()
+        local_log = LocalLog(
+            path,
+            config,
+            loaded.segments,
+            writer=Writer(files.io, clock_address=clock.address),
+            log_end_offset=loaded.log_end_offset,
+            files=files,
+            clock=clock,
+            scheduler=scheduler,
+        )
+        log = cls(
+            path,
+            local_log,
+            log_start_offset=loaded.log_start_offset,
+            recovery_point=loaded.recovery_point,
+            leader_epochs=loader.leader_epochs,
+            producer_state=loader.producer_state,
+            files=files,
+            clock=clock,
+            scheduler=scheduler,
+            own_scheduler=own_scheduler,
+            high_watermark="log_end",
+            partition_metadata=PartitionMetadataFile(
+                os.path.join(path, PARTITION_METADATA_FILE), files=files
+            ),
+            read_only=True,
+        )
+        return log._begun()
 
     # -- append ------------------------------------------------------------------------------------
     # ``append`` itself is in C: NativeLog.append. What it does not take on comes here.
@@ -444,7 +513,7 @@ class Log(UnifiedLog):
             )
 
 
-def _make_directory(files: Files, path: str) -> None:
+def make_directory(path: str, files: Files) -> None:
     """Create a log's directory, and the ones above it; durable on return."""
     missing = []
     while not files.exists(path):

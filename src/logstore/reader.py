@@ -37,6 +37,7 @@ from logstore.errors import (
     UnsupportedCompressionTypeError,
 )
 from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD, AbortedTransaction
+from logstore.given_records import milliseconds_of
 from logstore.record import ControlRecordType, Record, RecordBatch, iterate_batches
 
 if TYPE_CHECKING:
@@ -94,30 +95,6 @@ class ReadableLog(Protocol):
         ...
 
 
-def epoch_milliseconds(when: int | datetime) -> int:
-    """
-    Return a time as milliseconds since the epoch.
-
-    Raises:
-        ValueError: A datetime without zone: it names no moment.
-    """
-    if isinstance(when, datetime):
-        if when.tzinfo is None:
-            raise ValueError(
-                f"{when.isoformat()} has no time zone;"
-                " give an aware datetime, such as datetime.now(timezone.utc)"
-            )
-        # Not timestamp() * 1000: a float of this size is not exact to the millisecond.
-        elapsed = when - _EPOCH
-        return (elapsed.days * 86_400 + elapsed.seconds) * 1000 + elapsed.microseconds // 1000
-    if isinstance(when, bool) or not isinstance(when, int):
-        raise TypeError(f"a time is an int (milliseconds) or a datetime, not {type(when).__name__}")
-    return when
-
-
-_EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
-
-
 def check_isolation(isolation: str) -> None:
     """Raise ValueError for an unknown isolation."""
     if isolation not in ISOLATIONS:
@@ -136,7 +113,7 @@ def start_offset(log: ReadableLog, start: Start, isolation: Isolation) -> int:
     """
     check_isolation(isolation)
     if isinstance(start, datetime):
-        found = log.fetch_offset_by_timestamp(epoch_milliseconds(start))
+        found = log.fetch_offset_by_timestamp(milliseconds_of(start))
         end = log.reading_end(isolation)
         return end if found is None else min(found.offset, end)
     if start == "earliest":
@@ -166,7 +143,7 @@ def stop_offset(log: ReadableLog, stop: int | datetime | None, isolation: Isolat
     if stop is None:
         return end
     if isinstance(stop, datetime):
-        found = log.fetch_offset_by_timestamp(epoch_milliseconds(stop))
+        found = log.fetch_offset_by_timestamp(milliseconds_of(stop))
         return end if found is None else min(found.offset, end)
     if isinstance(stop, bool) or not isinstance(stop, int):
         raise TypeError(f"stop is an offset, a datetime or None, not {stop!r}")
@@ -357,6 +334,11 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         self._next = self.next_offset
         self._discard()
 
+    def relocate(self) -> None:
+        """Forget the files: the next block finds its place in the log's present segments."""
+        self._handle = None
+        self._segments = []
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} next_offset={self.next_offset}>"
 
@@ -397,8 +379,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         """Find the place again if a segment went away under the read, and the log did not."""
         self._log.reading_end(self._isolation)
         handle = self._handle
-        self._handle = None
-        self._segments = []
+        self.relocate()
         return handle is not None
 
     def _limit(self, records_max: int) -> int:
@@ -441,14 +422,17 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         """Take one batch that C left to Python; its section is delivered by later calls."""
         data = self._buffer[self._position : self._filled]
         try:
-            batch = next(iterate_batches(data))  # C has seen that it is all there.
-            batch.ensure_valid()
-            return self._take(batch)
+            batch = next(iterate_batches(data), None)
+            if batch is not None:
+                batch.ensure_valid()
+                return self._take(batch)
         except (CorruptRecordError, InvalidRecordError, UnsupportedCompressionTypeError) as error:
             if self._base_offset() >= self._stop:
                 self._next = self._stop  # An append that is under way.
                 return None
             raise self._damage(error) from error
+        self._read_more()  # C does not look at the size of a magic 0 or 1 entry.
+        return None
 
     def _take(self, batch: Batch) -> list[Any] | None:
         if isinstance(batch, RecordBatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime, timedelta
+import zlib
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from weakref import WeakSet
 
@@ -22,7 +23,6 @@ from logstore.files import REAL_FILES, FileHandle
 from logstore.reader import (
     AbortedTransactions,
     RecordIterator,
-    epoch_milliseconds,
     read_first,
     read_last,
     read_one,
@@ -291,6 +291,19 @@ class TestOtherBatches:
         records = log_of(WRAPPER).read(0, limit=1, values_only=True)
         assert ([b"v1"], 4) == (list(records), records.next_offset)
 
+    def test_legacy_larger_than_a_read(self, log_of):
+        """An entry of the old formats may be larger than one read of the file, or cut."""
+        value = bytes(40_000)
+        message = b"\1\0" + bytes(8) + b"\xff" * 4 + len(value).to_bytes(4, "big") + value
+        message = zlib.crc32(message).to_bytes(4, "big") + message
+        entry = (5).to_bytes(8, "big") + len(message).to_bytes(4, "big") + message
+        log = log_of(LEGACY + entry + batch(6, [b"new"]))
+        assert [(3, 2), (4, 2), (5, 40_000), (6, 3)] == [
+            (record.offset, len(record.value)) for record in log.read()
+        ]
+        with pytest.raises(CorruptRecordError, match="ends inside"):
+            list(log_of(LEGACY + entry[:-1], batch(6, [b"new"])).read())
+
     def test_empty_and_control_batches(self, log_of):
         """What compaction leaves and control records are stepped over, and their offsets too."""
         data = (
@@ -533,18 +546,10 @@ class TestBounds:
         with pytest.raises(ValueError, match="is not one of read_committed"):
             start_offset(log_of(batch(0, [b"a"])), 0, "committed")
 
-    def test_times(self):
-        """Milliseconds are exact for any datetime; one without zone is refused."""
-        when = datetime(2023, 11, 14, 22, 13, 20, 123_999, tzinfo=UTC)
-        assert 1_700_000_000_123 == epoch_milliseconds(when)
-        assert -1 == epoch_milliseconds(
-            datetime(1970, 1, 1, tzinfo=UTC) - timedelta(milliseconds=1)
-        )
-        assert 5 == epoch_milliseconds(5)
+    def test_times(self, log_of):
+        """A datetime without zone names no moment."""
         with pytest.raises(ValueError, match="has no time zone"):
-            epoch_milliseconds(when.replace(tzinfo=None))
-        with pytest.raises(TypeError):
-            epoch_milliseconds("now")
+            start_offset(log_of(batch(0, [b"a"])), datetime(2023, 11, 14), "log_end")  # noqa: DTZ001
 
 
 class TestSingleRecords:

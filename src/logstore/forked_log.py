@@ -1,0 +1,115 @@
+"""
+A log in a forked child: it goes on reading what its parent's log held at the fork.
+
+Another thread of the parent may have been anywhere when this one forked: inside an append, or
+holding any lock. So the child looks at nothing but plain values of the objects that it inherits. It
+gets new locks and new segment objects, which open the files again when they are first read.
+
+Source: DESIGN.md, "The interface at a glance".
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from logstore.errors import CorruptRecordError
+from logstore.index import TimestampOffset
+from logstore.local_log import Segments
+from logstore.segment import LogSegment
+from logstore.view_loader import ViewSegment
+
+if TYPE_CHECKING:
+    from logstore.log import Log
+
+
+class InheritedSegment(ViewSegment):
+    """The segment that the parent was writing; what was published is found when it is read."""
+
+    __slots__ = ("_is_measured", "_log_end_offset", "_offset_entries", "_time_entries")
+
+    def __init__(self, parents: LogSegment, log: Log) -> None:
+        super().__init__(
+            parents.directory,
+            parents.base_offset,
+            log.config,
+            files=parents.files,
+            clock=log.clock,
+            file_already_exists=True,
+            size_bytes=0,
+        )
+        self._log_end_offset: Final = log.log_end_offset
+        # Behind these the index files are preallocated, or the parent is writing in them.
+        self._offset_entries: Final = parents.offset_index.known_entry_count
+        self._time_entries: Final = parents.time_index.known_entry_count
+        self._is_measured = False
+
+    @property
+    def size_bytes(self) -> int:
+        """The end of what was published at the fork."""
+        if not self._is_measured:
+            self._measure()
+        return self._size_bytes
+
+    def end(self, log_end_offset: int) -> tuple[int, int]:
+        """Return the log end offset and the size."""
+        return log_end_offset, self.size_bytes
+
+    def _measure(self) -> None:
+        self._is_measured = True
+        self._size_bytes = self._files.file_size(self.log_path)
+        self.offset_index.limit_entry_count(self._offset_entries)
+        self.time_index.limit_entry_count(self._time_entries)
+        start = self._indexed_position()
+        end = start
+        try:
+            for header in self.headers(start):
+                if header.base_offset >= self._log_end_offset:
+                    break
+                end = header.end
+        except CorruptRecordError:
+            pass  # An append that was under way.
+        self._size_bytes = end
+        self._max_timestamp_and_offset = self._largest_after(self.time_index.last_entry)
+
+    def _indexed_position(self) -> int:
+        count = self.offset_index.entry_count
+        return self.offset_index.entry(count - 1).position if count else 0
+
+    def _largest_after(self, largest: TimestampOffset) -> TimestampOffset:
+        for header in self.headers(self.offset_index.lookup(largest.offset).position):
+            if header.max_timestamp > largest.timestamp:
+                largest = TimestampOffset(header.max_timestamp, header.last_offset)
+        return largest
+
+    def max_timestamp_and_offset_so_far(self) -> TimestampOffset:
+        """Return the largest timestamp and the last offset of the batch that has it, or -1."""
+        if not self._is_measured:
+            self._measure()
+        return super().max_timestamp_and_offset_so_far()
+
+
+def become_reader_of_parent(log: Log) -> None:
+    """Make an inherited log readable; called in a child before anything else uses it."""
+    local_log = log._local_log
+    log._lock = threading.RLock()
+    log._bind_writer(None)
+    parents = list(local_log.segments)
+    segments: list[LogSegment] = [
+        ViewSegment(
+            segment.directory,
+            segment.base_offset,
+            log.config,
+            files=segment.files,
+            clock=log.clock,
+            file_suffix=segment._file_suffix,
+            file_already_exists=True,
+            size_bytes=segment._size_bytes,
+        )
+        for segment in parents[:-1]
+    ]
+    segments.append(InheritedSegment(parents[-1], log))
+    local_log.segments = Segments(segments)
+    local_log._held = None
+    for reader in log.readers:
+        reader.relocate()
