@@ -108,6 +108,8 @@ __all__ = [
 ]
 
 
+_INT64_MIN: Final = -(2**63)
+_INT64_MAX: Final = 2**63 - 1
 LENGTH_MIN: Final = 14  # Of a magic 0 message, the smallest entry.
 
 
@@ -328,6 +330,8 @@ class RecordBatch:
             timestamp_type=int(self.timestamp_type),
             max_timestamp=self.max_timestamp,
             leader_epoch=self.leader_epoch,
+            start_offset=_INT64_MIN,  # A damaged base offset can be negative.
+            stop_offset=_INT64_MAX,
         )
 
     def __repr__(self) -> str:

@@ -279,10 +279,17 @@ def scan_one(data: Buffer, *, records: bool) -> ScannedBatch | None:
         return None
     check = None
     if records:
-        *numbers, flags = _CHECK_ROW.unpack_from(rest)
+        highest, lowest, outside, null_keys, last_delta, flags = _CHECK_ROW.unpack_from(rest)
         if not flags & CHECK_SKIPPED:
-            sequential, increasing = flags & CHECK_SEQUENTIAL, flags & CHECK_INCREASING
-            check = RecordCheck(*numbers, bool(sequential), bool(increasing))
+            check = RecordCheck(
+                highest,
+                lowest,
+                outside,
+                null_keys,
+                last_delta,
+                bool(flags & CHECK_SEQUENTIAL),
+                bool(flags & CHECK_INCREASING),
+            )
     return ScannedBatch(header, BatchRow._make(BATCH_ROW.unpack(header)), check)
 
 
