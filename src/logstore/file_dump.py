@@ -6,6 +6,8 @@ Source: Kafka ``DumpLogSegments``.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,10 @@ from logstore.record import Record, RecordBatch
 from logstore.timestamp_type import TimestampType
 
 DECORATIONS = (".deleted", ".cleaned", ".swap")
+# A file that a repair has set aside, or bytes of a segment.
+_QUARANTINED = re.compile(
+    r"(.*?(?:\.(?:log|index|timeindex|txnindex|snapshot)|checkpoint))\..*quarantine"
+)
 TIMESTAMP_NAMES = {
     TimestampType.NO_TIMESTAMP_TYPE: "NoTimestampType",
     TimestampType.CREATE_TIME: "CreateTime",
@@ -55,7 +61,11 @@ def dump_file(path: Path) -> FileDump:
     entries: list[dict[str, Any]] = []
     notes: list[str] = []
     if kind == "log":
-        _dump_log(path, entries, notes)
+        for found in log_entries(path):
+            if isinstance(found, str):
+                notes.append(found)
+            else:
+                entries.append(found)
     elif kind == "index":
         entries += _offset_entries(path)
     elif kind == "timeindex":
@@ -73,6 +83,9 @@ def dump_file(path: Path) -> FileDump:
 
 def kind_of(name: str) -> str:
     """Return what a file holds, by its name; see :class:`FileDump`."""
+    quarantined = _QUARANTINED.fullmatch(name)
+    if quarantined is not None:
+        name = quarantined[1]
     for suffix in DECORATIONS:
         name = name.removesuffix(suffix)
     stem, _, extension = name.rpartition(".")
@@ -83,10 +96,11 @@ def kind_of(name: str) -> str:
     return "checkpoint" if name.endswith("-checkpoint") else "text"
 
 
-def _dump_log(path: Path, entries: list[dict[str, Any]], notes: list[str]) -> None:
+def log_entries(path: Path) -> Iterator[dict[str, Any] | str]:
+    """Yield the batches of a ``.log`` file, and a sentence for what is wrong with it."""
     for part in scan_log_file(path, next_offset=0):
         if isinstance(part, Damage):
-            notes.append(f"position {part.position}: {part.kind}: {part.reason}")
+            yield f"position {part.position}: {part.kind}: {part.reason}"
             continue
         for position, entry in part.entries():
             fields = batch_fields(entry, position)
@@ -94,8 +108,8 @@ def _dump_log(path: Path, entries: list[dict[str, Any]], notes: list[str]) -> No
                 try:
                     fields["records"] = [_control_fields(record) for record in entry.records()]
                 except LogStoreError as error:
-                    notes.append(f"position {position}: {error}")
-            entries.append(fields)
+                    yield f"position {position}: {error}"
+            yield fields
 
 
 def batch_fields(entry: Entry, position: int) -> dict[str, Any]:
@@ -210,7 +224,7 @@ def _snapshot_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _checkpoint_entries(path: Path) -> list[dict[str, Any]]:
-    if path.name == "leader-epoch-checkpoint":
+    if path.name.startswith("leader-epoch-checkpoint"):
         return [
             {"epoch": entry.epoch, "startOffset": entry.start_offset}
             for entry in LeaderEpochCheckpointFile(path).read()

@@ -8,13 +8,21 @@ by a writer, 130 interrupted. A closed pipe is success: ``logstore read … | he
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 
 from logstore.cli import append, completion, dump, info, read, repair, verify
-from logstore.errors import LockedError, LogStoreError
+from logstore.errors import (
+    CorruptCheckpointError,
+    CorruptIndexError,
+    CorruptRecordError,
+    CorruptSnapshotError,
+    LockedError,
+    LogStoreError,
+)
 
 __all__ = ["build_parser", "main"]
 
@@ -22,6 +30,8 @@ EXIT_DAMAGE = 1
 EXIT_USAGE = 2
 EXIT_LOCKED = 3
 EXIT_INTERRUPTED = 130
+
+DAMAGE = (CorruptRecordError, CorruptIndexError, CorruptSnapshotError, CorruptCheckpointError)
 
 COMMANDS = (append, read, info, dump, verify, repair, completion)
 
@@ -69,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; ``sys.argv[1:]`` if None.
     """
     arguments = build_parser().parse_args(argv)
+    # Warnings of the engine, such as those of a recovery, in the form of this command's own.
+    logging.basicConfig(format="logstore: %(message)s", level=logging.WARNING)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -80,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except DAMAGE as error:
+        print(f"logstore: {error}", file=sys.stderr)
+        return EXIT_DAMAGE
     except (LogStoreError, OSError, ValueError, LookupError) as error:
         print(f"logstore: {error}", file=sys.stderr)
         return EXIT_USAGE

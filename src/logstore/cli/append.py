@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import itertools
 import json
 import os
 import selectors
@@ -12,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 import logstore
 from logstore.cli.record_text import RecordInput, from_json
@@ -67,25 +67,29 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.input == "csv":
         parse = _csv_parser(arguments.key_column)
     elif arguments.input == "json":
-        parse = _json_records
+        parse = _json_parser()
     else:
         parse = _line_records
 
     first: int | None = None
     end = 0
-    with logstore.open(arguments.directory, lock_timeout=arguments.lock_timeout) as log:
-        end = log.offsets.log_end_offset
-        for lines in _line_batches(sys.stdin.buffer.fileno()):
-            records = parse(lines)
-            if not records:
-                continue
-            appended = _extend(log, records, arguments)
-            first = appended.start if first is None else first
-            end = appended.stop
+    try:
+        with logstore.open(arguments.directory, lock_timeout=arguments.lock_timeout) as log:
+            end = log.offsets.log_end_offset
+            for lines in _line_batches(sys.stdin.buffer.fileno()):
+                records = parse(lines)
+                if not records:
+                    continue
+                appended = _extend(log, records, arguments)
+                first = appended.start if first is None else first
+                end = appended.stop
+            parse([])
+    finally:
+        # Also after an error or Ctrl-C: what was appended stays.
+        if first is not None:
+            print(f"appended {end - first} records: offsets {first} to {end - 1}")
     if first is None:
         print(f"appended nothing; the log ends at {end}")
-    else:
-        print(f"appended {end - first} records: offsets {first} to {end - 1}")
     return 0
 
 
@@ -113,34 +117,38 @@ def _line_batches(descriptor: int) -> Iterator[list[bytes]]:
     The descriptor is read as it is: Python's buffered reader would wait for more.
     """
     pending: list[bytes] = []
-    rest = b""
+    rest: list[bytes] = []  # Pieces of a line whose end has not come yet.
     deadline = 0.0
     with selectors.DefaultSelector() as selector:
         try:
             selector.register(descriptor, selectors.EVENT_READ)
         except (PermissionError, ValueError):
-            selectable = False  # A regular file is always ready.
+            is_selectable = False  # A regular file is always ready.
         else:
-            selectable = True
+            is_selectable = True
         while True:
-            if pending and selectable:
-                wait = max(0.0, deadline - time.monotonic())
-                if not selector.select(wait):
+            if pending and is_selectable:
+                wait = deadline - time.monotonic()
+                if wait <= 0 or not selector.select(wait):
                     yield pending
                     pending = []
                     continue
             data = os.read(descriptor, READ_BYTES)
             if not data:
                 break
-            *lines, rest = (rest + data).split(b"\n")
+            head, *lines = data.split(b"\n")
+            rest.append(head)
+            if not lines:
+                continue
             if not pending:
                 deadline = time.monotonic() + BATCH_SECONDS
-            pending += lines
+            pending += [b"".join(rest), *lines[:-1]]
+            rest = [lines[-1]]
             while len(pending) >= BATCH_LINES:
                 yield pending[:BATCH_LINES]
                 del pending[:BATCH_LINES]
-    if rest:
-        pending.append(rest)
+    if any(rest):
+        pending.append(b"".join(rest))
     if pending:
         yield pending
 
@@ -149,34 +157,60 @@ def _line_records(lines: list[bytes]) -> list[RecordInput]:
     return [RecordInput(line) for line in lines]
 
 
-def _json_records(lines: list[bytes]) -> list[RecordInput]:
-    return [from_json(line.decode("utf-8")) for line in lines if line.strip()]
-
-
-def _csv_parser(key_column: str) -> Callable[[list[bytes]], list[RecordInput]]:
-    """Return a parser of CSV lines that remembers the header row and half a quoted field."""
-    columns: list[str] = []
-    held: list[str] = []
+def _json_parser() -> Callable[[list[bytes]], list[RecordInput]]:
+    """Return a parser of JSON lines that counts them, for its errors."""
+    numbers = itertools.count(1)
 
     def parse(lines: list[bytes]) -> list[RecordInput]:
         records: list[RecordInput] = []
+        for line, number in zip(lines, numbers, strict=False):
+            if not line.strip():
+                continue
+            try:
+                records.append(from_json(line.decode("utf-8")))
+            except ValueError as error:
+                message = f"line {number}: {error}"
+                raise ValueError(message) from error
+        return records
+
+    return parse
+
+
+def _csv_parser(key_column: str) -> Callable[[list[bytes]], list[RecordInput]]:
+    """
+    Return a parser of CSV lines that remembers the header row and half a quoted field.
+
+    It is called without lines at the end.
+    """
+    columns: list[str] = []
+    held: list[str] = []
+    is_quoted = False
+
+    def parse(lines: list[bytes]) -> list[RecordInput]:
+        nonlocal is_quoted
+        if not lines and held:
+            message = f"a quoted field does not end: {held[0]!r}"
+            raise ValueError(message)
+        records: list[RecordInput] = []
         for line in lines:
-            held.append(line.decode("utf-8"))
-            text = "\n".join(held)
-            if text.count('"') % 2:
+            text = line.decode("utf-8")
+            held.append(text)
+            is_quoted ^= bool(text.count('"') % 2)
+            if is_quoted:
                 continue  # A quoted field goes on in the next line.
+            whole = "\n".join(held)
             held.clear()
-            row = next(csv.reader(_text(text)), None)
-            if row is None or row == []:
+            row = next(csv.reader(io.StringIO(whole, newline="")), None)
+            if not row:
                 continue
             if not columns:
-                if key_column not in row:
-                    message = f"no column {key_column!r}; the columns are {', '.join(row)}"
+                columns.extend(name.removeprefix("\ufeff") for name in row)
+                if key_column not in columns:
+                    message = f"no column {key_column!r}; the columns are {', '.join(columns)}"
                     raise ValueError(message)
-                columns.extend(row)
                 continue
             if len(row) != len(columns):
-                message = f"a row has {len(row)} fields, the header has {len(columns)}: {text!r}"
+                message = f"a row has {len(row)} fields, the header has {len(columns)}: {whole!r}"
                 raise ValueError(message)
             fields = dict(zip(columns, row, strict=True))
             value = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
@@ -184,7 +218,3 @@ def _csv_parser(key_column: str) -> Callable[[list[bytes]], list[RecordInput]]:
         return records
 
     return parse
-
-
-def _text(text: str) -> TextIO:
-    return io.StringIO(text, newline="")

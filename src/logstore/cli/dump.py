@@ -13,7 +13,7 @@ from typing import Any
 from logstore.cli.record_text import record_line
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
-from logstore.file_dump import dump_file
+from logstore.file_dump import dump_file, kind_of, log_entries
 from logstore.inspection import (
     Damage,
     Entry,
@@ -76,21 +76,32 @@ def _dump_files(path: Path, arguments: argparse.Namespace) -> int:
     status = 0
     for file in _files(path):
         try:
-            dump = dump_file(file)
+            status = max(status, _dump_file(file, as_json=arguments.json))
         except LogStoreError as error:
             print(f"logstore: {error}", file=sys.stderr)
             status = 1
-            continue
-        if arguments.json:
-            for entry in dump.entries:
-                print(json.dumps({"file": str(file), **entry}, separators=(",", ":")))
+        except FileNotFoundError:
+            if file == path:
+                raise
+            # A temporary file of a writer that is at work.
+    return status
+
+
+def _dump_file(file: Path, *, as_json: bool) -> int:
+    kind = kind_of(file.name)
+    size_bytes = file.stat().st_size
+    if not as_json:
+        print(f"{file} ({size_bytes} bytes, {kind})")
+    status = 0
+    # A segment may be large: its batches are printed as they are read.
+    for entry in log_entries(file) if kind == "log" else dump_file(file).entries:
+        if isinstance(entry, str):
+            print(f"logstore: {file}: {entry}", file=sys.stderr)
+            status = 1
+        elif as_json:
+            print(json.dumps({"file": str(file), **entry}, separators=(",", ":")))
         else:
-            print(f"{file} ({dump.size_bytes} bytes, {dump.kind})")
-            for entry in dump.entries:
-                print("  " + " ".join(f"{name}: {_text(entry[name])}" for name in entry))
-        for note in dump.notes:
-            print(f"logstore: {file}: {note}", file=sys.stderr)
-        status = max(status, int(bool(dump.notes)))
+            print("  " + " ".join(f"{name}: {_text(entry[name])}" for name in entry))
     return status
 
 

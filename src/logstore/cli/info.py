@@ -104,6 +104,8 @@ def _print(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if name == "path" or value in (None, [], -1):
             continue
+        if name == "unreadable_tail_bytes" and not value:
+            continue
         shown: object = value
         if name == "last_segment_max_timestamp":
             shown = f"{value} ({format_timestamp(value)})"

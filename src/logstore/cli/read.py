@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,10 @@ format letters (as in kcat): %s %v value, %S its size, %k key, %K its size, %o o
 %T timestamp in ms, %h headers, %t topic, %p partition, %% percent; \\n \\t \\r \\\\ \\xHH.
 Bytes that are not text are escaped on a terminal and written as they are into a pipe.
 """
+
+
+# Printed at once: the end of a pipe is noticed in between.
+WRITTEN_RECORDS = 256
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,35 +73,57 @@ def _count(text: str) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    topic, partition = topic_partition_of(arguments.directory.resolve().name, ("", 0))
-    if arguments.json:
-
-        def line(record: Record) -> bytes:
-            fields = record_text.to_json(record)
-            return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-
-    else:
+    topic, partition = topic_partition_of(arguments.directory.resolve().name) or ("", 0)
+    line: record_text.Piece = record_text.json_line
+    if not arguments.json:
         line = record_text.compile_format(
             arguments.format or "%v\\n", topic, partition, escape=sys.stdout.isatty()
         )
+    output = sys.stdout.buffer
     with logstore.open(arguments.directory, mode="r") as log:
-        for record in _selected(log, arguments):
-            sys.stdout.buffer.write(line(record))
-    sys.stdout.buffer.flush()
+        records = iter(_selected(log, arguments))
+        while lines := [line(record) for record in itertools.islice(records, WRITTEN_RECORDS)]:
+            output.write(b"".join(lines))
+    output.flush()
     return 0
 
 
 def _selected(log: logstore.Log, arguments: argparse.Namespace) -> Iterable[Record]:
     """Return the records that the arguments ask for, lazily unless the last ones are wanted."""
-    stop: int | datetime | None = arguments.stop
+    stop = arguments.stop
     if isinstance(stop, str):
         stop = log.offsets.log_start_offset if stop == "earliest" else None
-    records: Iterable[Record] = log.read(arguments.start, stop, isolation=arguments.isolation)
-    if arguments.key is not None:
-        key = arguments.key.encode("utf-8", "surrogateescape")
-        records = (record for record in records if record.key == key)
-    if arguments.tail is not None:
-        records = deque(records, maxlen=arguments.tail)
-    if arguments.limit is not None:
-        records = (record for record, _ in zip(records, range(arguments.limit), strict=False))
-    return records
+    key = None if arguments.key is None else arguments.key.encode("utf-8", "surrogateescape")
+
+    def read(start: times.Position) -> Iterable[Record]:
+        limit = arguments.limit if key is None and arguments.tail is None else None
+        records = log.read(start, stop, isolation=arguments.isolation, limit=limit)
+        return records if key is None else (record for record in records if record.key == key)
+
+    if arguments.tail is None:
+        records = read(arguments.start)
+    else:
+        records = _last(log, read, arguments.start, stop, arguments.tail)
+    return records if arguments.limit is None else itertools.islice(records, arguments.limit)
+
+
+def _last(
+    log: logstore.Log,
+    read: Callable[[times.Position], Iterable[Record]],
+    start: times.Position,
+    stop: int | datetime | None,
+    count: int,
+) -> Iterable[Record]:
+    """Return the last records before ``stop``, reading back from there as far as it takes."""
+    offsets = log.offsets
+    first = offsets.log_start_offset if start == "earliest" else start
+    end = offsets.log_end_offset if stop is None else stop
+    if not isinstance(first, int) or not isinstance(end, int):
+        return deque(read(start), maxlen=count)
+    window = max(count, 1)
+    while True:
+        begin = max(first, end - window)
+        found = deque(read(begin), maxlen=count)
+        if len(found) == count or begin <= first:
+            return found
+        window *= 4

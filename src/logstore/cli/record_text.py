@@ -107,6 +107,12 @@ def to_json(record: Record) -> dict[str, Any]:
     return fields
 
 
+def json_line(record: Record) -> bytes:
+    """Return a record as one line of JSON."""
+    text = json.dumps(to_json(record), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
 def _put_bytes(fields: dict[str, Any], name: str, data: bytes | None) -> None:
     if data is None:
         fields[name] = None
@@ -159,10 +165,15 @@ def from_json(line: str) -> RecordInput:
     if timestamp is not None and (isinstance(timestamp, bool) or not isinstance(timestamp, int)):
         message = f"timestamp {timestamp!r} is not an integer of milliseconds"
         raise ValueError(message)
-    headers = tuple(
-        (str(header["name"]), _take_bytes(header, "value")) for header in fields.get("headers", ())
-    )
+    headers = tuple(_header(header) for header in fields.get("headers") or ())
     return RecordInput(_take_bytes(fields, "value"), _take_bytes(fields, "key"), timestamp, headers)
+
+
+def _header(fields: object) -> tuple[str, bytes | None]:
+    if not isinstance(fields, dict) or not isinstance(fields.get("name"), str):
+        message = f'a header is {fields!r}, not an object with "name" and "value"'
+        raise ValueError(message)  # noqa: TRY004  # Bad input, not a wrong argument.
+    return fields["name"], _take_bytes(fields, "value")
 
 
 def _take_bytes(fields: dict[str, Any], name: str) -> bytes | None:
