@@ -148,6 +148,7 @@ class LogLoader:
         self._files = files
         self._clock = clock
         self._segments: dict[int, LogSegment] = {}  # Ascending.
+        self._listing: list[str] | None = None
         self._quarantine = Quarantine(directory, files)
         # For recovering one segment after the other: the state behind the last one.
         self._recovery_state: ProducerStateManager | None = None
@@ -178,9 +179,13 @@ class LogLoader:
         return f"{self._directory}{os.sep}{name}"
 
     def _names(self) -> list[str]:
-        return self._files.listdir(self._directory)
+        """Return the names in the directory, listed anew only after a change."""
+        if self._listing is None:
+            self._listing = self._files.listdir(self._directory)
+        return self._listing
 
     def _delete(self, name: str) -> None:
+        self._listing = None
         self._files.unlink(self._path(name), missing_ok=True)
 
     # -- passes 1 to 3: what a crash left behind ---------------------------------------------------
@@ -258,6 +263,7 @@ class LogLoader:
             ):
                 logger.info("%s: deleting %s, which was replaced", self._directory, name)
                 self._delete(name)
+        self._listing = None
         # Else a power loss could keep an old segment beside the one that replaces it.
         self._files.fsync_directory(self._directory)
         # The .log first: without it its indexes are orphans, while it can do without them.
@@ -293,14 +299,15 @@ class LogLoader:
         present = set(names)
         damaged: list[LogSegment] = []
         for name in names:
-            stem, suffix = os.path.splitext(name)
-            offset = offset_of_file(name)
-            if offset is None or not stem.isdecimal():
+            stem, dot, rest = name.partition(".")
+            suffix = dot + rest
+            if not (stem.isascii() and stem.isdecimal()):
                 continue
             if suffix in INDEX_SUFFIXES and stem + LOG_SUFFIX not in present:
                 logger.warning("%s: deleting %s, whose log is not there", self._directory, name)
                 self._delete(name)
             elif suffix == LOG_SUFFIX:
+                offset = int(stem)
                 segment = self._segments[offset] = self._make_segment(offset)
                 problem = self._index_problem(segment, stem, present)
                 if problem is not None:
@@ -328,10 +335,6 @@ class LogLoader:
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
             if stem + suffix not in present:
                 return f"{stem}{suffix} is missing"
-        for suffix, entry_bytes in ((INDEX_SUFFIX, 8), (TIME_INDEX_SUFFIX, 12)):
-            size = self._files.file_size(self._path(stem + suffix))
-            if size % entry_bytes:
-                return f"{stem}{suffix} has {size} bytes, not whole entries"
         if stem + TXN_INDEX_SUFFIX in present:
             if self._files.file_size(self._path(stem + TXN_INDEX_SUFFIX)) % TXN_ENTRY_BYTES:
                 return f"{stem}{TXN_INDEX_SUFFIX} ends inside an entry"
@@ -351,6 +354,7 @@ class LogLoader:
                 logger.warning("%s: splitting it: %s", overflowed.log_path, error)
                 self._keep_tail(overflowed, _parsed_bytes(overflowed))
                 parts = split_overflowed_segment(overflowed, self._files)
+                self._listing = None
                 self._complete_swaps()
                 if overflowed.base_offset not in parts:
                     overflowed.delete_if_exists()
@@ -373,6 +377,7 @@ class LogLoader:
 
         Source: Kafka ``LogLoader.recoverSegment``.
         """
+        self._listing = None
         now_ms = self._clock.milliseconds()
         state = self._recovery_state
         if (
@@ -527,6 +532,7 @@ class LogLoader:
     def _set_aside(self, bases: list[int], reason: str) -> None:
         """Move segments and their snapshots into quarantine."""
         names = set(self._names())
+        self._listing = None
         for base in bases:
             self._segments.pop(base).close_handlers()
         gone = [

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entries import NO_TIMESTAMP, EntryHeader, entry_headers
@@ -124,19 +124,20 @@ class LogSegment:
         "_guard",
         "_handle",
         "_is_closed",
+        "_index_bytes",
         "_max_timestamp_and_offset",
+        "_offset_index",
         "_open_flags",
         "_rolling_based_timestamp",
         "_size_bytes",
+        "_time_index",
+        "_txn_index",
         "_writer",
         "base_offset",
         "bytes_since_last_index_entry",
         "created_ms",
         "index_interval_bytes",
-        "offset_index",
         "roll_jitter_ms",
-        "time_index",
-        "txn_index",
     )
 
     def __init__(
@@ -165,21 +166,18 @@ class LogSegment:
         self._handle: FileHandle | None = None
         self._is_closed = False
         self._writer: Writer | None = None
-        self._attachments = contextlib.ExitStack()
+        self._attachments: contextlib.ExitStack | None = None
         self.index_interval_bytes: Final = config.index_interval_bytes
         self.roll_jitter_ms: Final = roll_jitter_ms
         self.created_ms = clock.milliseconds()
         self.bytes_since_last_index_entry = 0
         self._rolling_based_timestamp: int | None = None
         self._max_timestamp_and_offset: TimestampOffset | None = None
-        index_bytes = config.segment_index_bytes
-        self.offset_index = OffsetIndex(
-            self._path(INDEX_SUFFIX), base_offset, index_bytes, writable=writable, files=files
-        )
-        self.time_index = TimeIndex(
-            self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, writable=writable, files=files
-        )
-        self.txn_index = TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, files=files)
+        self._index_bytes: Final = config.segment_index_bytes
+        # Made when they are first needed: a log of a thousand segments has to open at once.
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+        self._txn_index: TransactionIndex | None = None
 
         if not file_already_exists and not files.exists(self.log_path):
             handle = self._open(os.O_RDWR | os.O_CREAT)
@@ -199,6 +197,46 @@ class LogSegment:
         return f"LogSegment({self.log_path!r}, size_bytes={self.size_bytes})"
 
     # -- files -------------------------------------------------------------------------------------
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        """The ``.index`` file."""
+        index = self._offset_index
+        if index is None:
+            index = self._offset_index = OffsetIndex(
+                self._path(INDEX_SUFFIX), self.base_offset, self._index_bytes, **self._index_door()
+            )
+            if self._is_closed:
+                index.close_handler()
+        return index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        """The ``.timeindex`` file."""
+        index = self._time_index
+        if index is None:
+            index = self._time_index = TimeIndex(
+                self._path(TIME_INDEX_SUFFIX),
+                self.base_offset,
+                self._index_bytes,
+                **self._index_door(),
+            )
+            if self._is_closed:
+                index.close_handler()
+        return index
+
+    @property
+    def txn_index(self) -> TransactionIndex:
+        """The ``.txnindex`` file."""
+        index = self._txn_index
+        if index is None:
+            index = self._txn_index = TransactionIndex(
+                self._path(TXN_INDEX_SUFFIX), self.base_offset, files=self._files
+            )
+        return index
+
+    def _index_door(self) -> dict[str, Any]:
+        return {"writable": self._open_flags == os.O_RDWR, "files": self._files}
 
     @property
     def directory(self) -> str:
@@ -396,7 +434,8 @@ class LogSegment:
         self._rolling_based_timestamp = (
             state.rolling_based_timestamp if state.size_bytes > 0 else None
         )
-        self._attachments.close()
+        if self._attachments is not None:
+            self._attachments.close()
 
     def take_index_entries(self) -> None:
         """Tell the indexes what the attached writer has appended to their files."""
@@ -812,13 +851,16 @@ class LogSegment:
         self.detach()
         if self._max_timestamp_and_offset is not None:
             self._append_last_time_entry()
-        self.offset_index.close()
-        self.time_index.close()
+        if self._offset_index is not None:
+            self._offset_index.close()
+        if self._time_index is not None:
+            self._time_index.close()
         if self._handle is not None:
             self._trim()
             with self._handle.lease() as fd:
                 self._files.fdatasync(fd)
-        self.txn_index.close()
+        if self._txn_index is not None:
+            self._txn_index.close()
         self._close_handle()
 
     def close_handlers(self) -> None:
@@ -826,9 +868,12 @@ class LogSegment:
         if self._is_closed:
             return
         self.detach()
-        self.offset_index.close_handler()
-        self.time_index.close_handler()
-        self.txn_index.close()
+        if self._offset_index is not None:
+            self._offset_index.close_handler()
+        if self._time_index is not None:
+            self._time_index.close_handler()
+        if self._txn_index is not None:
+            self._txn_index.close()
         self._close_handle()
 
     def _close_handle(self) -> None:
@@ -885,6 +930,9 @@ class LogSegment:
         self._directory = directory
         if self._handle is not None:
             self._handle.path = self.log_path
-        self.offset_index.update_path(self._path(INDEX_SUFFIX))
-        self.time_index.update_path(self._path(TIME_INDEX_SUFFIX))
-        self.txn_index.update_path(self._path(TXN_INDEX_SUFFIX))
+        if self._offset_index is not None:
+            self._offset_index.update_path(self._path(INDEX_SUFFIX))
+        if self._time_index is not None:
+            self._time_index.update_path(self._path(TIME_INDEX_SUFFIX))
+        if self._txn_index is not None:
+            self._txn_index.update_path(self._path(TXN_INDEX_SUFFIX))
