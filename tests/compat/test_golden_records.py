@@ -1,8 +1,4 @@
-"""
-Every batch and record of Kafka's own log directories, against what Kafka said of them.
-
-The directories are unpacked from ``tests/compat/golden``, or read from ``$LOGSTORE_GOLDEN``.
-"""
+"""Every batch and record of Kafka's own log directories, against what Kafka said of them."""
 
 from __future__ import annotations
 
@@ -11,10 +7,8 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
-import tarfile
-from pathlib import Path
 
+import golden_set
 import pytest
 
 from logstore.errors import CorruptRecordError
@@ -26,20 +20,10 @@ from logstore.record import (
     iterate_batches,
 )
 
-ROOT = Path(os.environ.get("LOGSTORE_GOLDEN") or Path(__file__).with_name("golden"))
-FAMILIES = sorted(
-    {path.name.removesuffix(".tar.xz") for path in ROOT.glob("*") if path.name != "README.md"}
-)
 
-
-@pytest.fixture(name="family", scope="module", params=FAMILIES)
-def _family(request, tmp_path_factory):
-    if (ROOT / request.param).is_dir():
-        return ROOT / request.param
-    directory = tmp_path_factory.mktemp("golden")
-    with tarfile.open(ROOT / f"{request.param}.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
-    return directory / request.param
+@pytest.fixture(name="family", scope="module", params=golden_set.families())
+def _family(request, golden):
+    return golden / request.param
 
 
 def partitions_of(family):

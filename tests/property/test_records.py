@@ -7,7 +7,7 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore._native import crc32c
@@ -68,7 +68,6 @@ def changed(data, xors, start=0):
 
 class TestCodecs:
     @pytest.mark.parametrize("codec", CODECS)
-    @settings(max_examples=60, deadline=None)
     @given(plain=plains, data=st.data())
     def test_decompress_undoes_compress(self, codec, plain, data):
         """At every level, with exactly as much room as it needs."""
@@ -83,7 +82,6 @@ class TestCodecs:
                 decompress(codec, stored, bytes_max=len(plain) - 1)
 
     @pytest.mark.parametrize("codec", PACKED)
-    @settings(max_examples=60, deadline=None)
     @given(
         plain=plains,
         xors=changes(),
@@ -98,7 +96,6 @@ class TestCodecs:
             assert len(decompress(codec, stored, bytes_max=300_000)) <= 300_000
 
     @pytest.mark.parametrize("codec", PACKED)
-    @settings(max_examples=60, deadline=None)
     @given(data=st.binary(max_size=40))
     def test_any_bytes(self, codec, data):
         """The same for what never was compressed."""
@@ -109,7 +106,6 @@ class TestCodecs:
 
 
 class TestBatches:
-    @settings(max_examples=60, deadline=None)
     @given(
         rows=rows,
         codec=st.sampled_from(CODECS),
@@ -134,7 +130,6 @@ class TestBatches:
         assert expected[-1][0] == found.last_offset
         assert max(row[1] for row in expected) == found.max_timestamp
 
-    @settings(max_examples=60, deadline=None)
     @given(rows=rows, codec=st.sampled_from(CODECS), xors=changes())
     def test_damage_inside_the_crc_is_found(self, rows, codec, xors):
         """From byte 17 on; what is before is judged by its place in the log."""
@@ -142,7 +137,6 @@ class TestBatches:
         damaged = changed(batch, xors, start=17)
         assert RecordBatch(damaged).is_valid == (damaged == batch)
 
-    @settings(max_examples=60, deadline=None)
     @given(rows=rows, codec=st.sampled_from(CODECS), xors=changes())
     def test_damage_outside_the_crc_leaves_the_records(self, rows, codec, xors):
         """Offsets may differ then, and the epoch; never a key, value, header or timestamp."""
@@ -153,7 +147,6 @@ class TestBatches:
                 found.ensure_valid()
                 assert [row[1:] for row in rows] == [row[1:] for row in fields(found)]
 
-    @settings(max_examples=60, deadline=None)
     @given(
         rows=rows, codec=st.sampled_from(CODECS), xors=changes(), start=st.sampled_from([21, 61])
     )
@@ -171,7 +164,6 @@ class TestBatches:
                 with contextlib.suppress(LogStoreError):
                     parse_control_record(record.key, record.value)
 
-    @settings(max_examples=60, deadline=None)
     @given(
         data=st.lists(
             st.sampled_from(
@@ -214,7 +206,6 @@ def legacy_entry(offset, value, key, *, magic, attributes=0):
 
 
 class TestLegacy:
-    @settings(max_examples=60, deadline=None)
     @given(
         pairs=st.lists(st.tuples(items, items), min_size=1, max_size=5),
         magic=st.sampled_from([0, 1]),
@@ -248,7 +239,6 @@ class TestLegacy:
 
 
 class TestValidator:
-    @settings(max_examples=60, deadline=None)
     @given(
         rows=rows,
         source=st.sampled_from(CODECS),
