@@ -72,7 +72,7 @@ class Repair(NamedTuple):
         if self.first_offset is None:
             lost = "no record is lost"
         elif self.last_offset is None:
-            lost = f"lost: anything from offset {self.first_offset} on"
+            lost = f"lost: whatever there was from offset {self.first_offset} on"
         elif self.first_offset == self.last_offset:
             lost = f"lost: offset {self.first_offset}"
         else:
@@ -247,9 +247,8 @@ def _quarantine(path: Path, damage: Damage, last_offset: int | None, files: File
         target = path.with_name(f"{stem}.{number}{QUARANTINE_SUFFIX}")
     else:
         _copy_range(path, damage.position, damage.size_bytes, target, files)
-    is_lossless = (damage.kind == "zeros" and last_offset is None) or (
-        last_offset is not None and last_offset < damage.offset
-    )
+    # A second copy of offsets that are elsewhere. Zeros may have been a batch.
+    is_lossless = last_offset is not None and last_offset < damage.offset
     return Repair(
         path, target, damage.position, damage.size_bytes,
         None if is_lossless else damage.offset,

@@ -31,6 +31,7 @@ from logstore.file_dump import kind_of
 from logstore.inspection import Damage, reason_of
 from logstore.partition_state import META_PROPERTIES, PartitionState
 from logstore.producer_snapshot import read_snapshot
+from logstore.quarantined_offsets import QUARANTINE_SUFFIX
 
 DELETE_HORIZON = 0x40
 EPOCH_MAX = 2**31 - 1
@@ -103,7 +104,7 @@ def verify_state(contents: Contents) -> Iterator[Damage]:
             continue
         if path.name == "partition.metadata":
             yield from _problem(path, "checkpoint", PartitionMetadataFile(path).read)
-        elif kind_of(path.name) == "checkpoint":
+        elif kind_of(path.name) == "checkpoint" and path.suffix != QUARANTINE_SUFFIX:
             yield from _problem(path, "checkpoint", OffsetCheckpointFile(path).read)
     yield from verify_root(contents.directory)  # Of a log that stands alone.
     yield from _verify_epochs(contents)

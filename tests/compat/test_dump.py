@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -19,7 +20,8 @@ import pytest
 
 from logstore.cli import main
 from logstore.file_dump import dump_file
-from logstore.inspection import find_partitions
+from logstore.inspection import Part, find_partitions, scan_log_file
+from logstore.repairing import repair_partition
 from logstore.state_verification import verify_root
 from logstore.verification import verify_partition
 
@@ -274,3 +276,46 @@ def test_info_tells_the_offsets(family, expected, capsys):
             continue
         for field in ("log_start_offset", "log_end_offset"):
             assert partition["offsets"].get(field) in (None, by_name[name][field]), (name, field)
+
+
+# What cannot be made again: offsets of a segment that is gone, a topic's id.
+LEFT = {
+    "missing-log-old": {"gap"},
+    "missing-partition-metadata": {"checkpoint"},
+    "missing-segment": {"gap"},
+}
+
+
+@pytest.fixture(name="copy")
+def _copy(family, tmp_path):
+    if family.name not in ("damaged-clean", "damaged-clean-fatal", "unclean"):
+        pytest.skip("nothing is damaged, or as in unclean")
+    shutil.copytree(family / "logdir", tmp_path / "logdir", copy_function=shutil.copyfile)
+    for path in [tmp_path / "logdir", *(tmp_path / "logdir").rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return tmp_path / "logdir"
+
+
+def valid_batches(partition):
+    """Every valid batch of a partition's segments."""
+    return {
+        (path.name, bytes(part.slice(slot, slot + 1).data))
+        for path in partition.glob("*.log")
+        for part in scan_log_file(path)
+        if isinstance(part, Part)
+        for slot in range(len(part.batches))
+    }
+
+
+def test_repair(copy, capsys):
+    """Each damaged directory is sound afterwards, keeps every valid batch, and stays as it is."""
+    for partition in find_partitions(copy):
+        case = partition.name.removesuffix("-0")
+        before = valid_batches(partition)
+        is_sound = not list(verify_partition(partition))
+        repairs = list(repair_partition(partition))
+        assert is_sound == (not repairs) or case in LEFT, case
+        left = {damage.kind for damage in verify_partition(partition)}
+        assert LEFT.get(case, set()) == left, case
+        assert before <= valid_batches(partition), case
+        assert case in LEFT or [] == list(repair_partition(partition)), case

@@ -256,11 +256,16 @@ def record_count(segment):
     return -1
 
 
-def on_terminal(*arguments):
+def on_terminal(*arguments, path=None):
     """Run the command with a terminal as its output, and return what it writes there."""
     parent, child = pty.openpty()
+    paths = [*([str(path)] if path else []), *sys.path]
     process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], stdout=child, stderr=child, stdin=subprocess.DEVNULL
+        [*COMMAND, *map(str, arguments)],
+        stdout=child,
+        stderr=child,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TERM": "xterm"},
     )
     os.close(child)
     written = b""
@@ -286,6 +291,19 @@ class TestTerminalAndPipe:
         written, status = on_terminal("read", path)
         assert 0 == status
         assert b"\\x1b[31m\\x00\\xff\r\n" == written
+
+    @pytest.mark.parametrize("has_rich", [True, False])
+    def test_bar_on_a_terminal(self, log_path, tmp_path, has_rich):
+        """Long work shows how far it is, with the extra or without, and leaves only the verdict."""
+        if not has_rich:
+            (tmp_path / "hidden").mkdir()
+            (tmp_path / "hidden" / "rich.py").write_text("raise ImportError")
+        else:
+            pytest.importorskip("rich")
+        written, status = on_terminal("verify", log_path, path=tmp_path / "hidden")
+        assert 0 == status
+        assert b"verifying" in written
+        assert written.endswith(b"sound\r\n")
 
     def test_no_bar_in_a_pipe(self, log_path):
         """Nothing but the verdict is written, and nothing to standard error."""

@@ -23,6 +23,8 @@ examples:
   logstore read data/orders-0 --json | logstore append copy/orders-0 --input json
   logstore append data/users-0 --input csv --key-column id < users.csv
 
+A JSON line is an object with value or value_base64, and if wanted key or key_base64, timestamp (ms)
+and headers: a list of objects with name and value or value_base64.
 Records are sent after 1,000 lines or 50 ms, whichever is first. The range of offsets is printed
 at the end.
 """

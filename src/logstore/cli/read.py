@@ -49,7 +49,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--to", dest="stop", metavar=position, type=times.parse_position,
         help="end, exclusive (default: the log end)",
     )  # fmt: skip
-    parser.add_argument("-n", dest="limit", type=_count, help="at most N records")
+    parser.add_argument("-n", dest="limit", metavar="N", type=_count, help="at most N records")
     parser.add_argument("--tail", type=_count, metavar="N", help="only the last N records")
     parser.add_argument("--key", help="only records with this key")
     output = parser.add_mutually_exclusive_group()

@@ -24,6 +24,9 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "\\": b"\\", "0": b"\0"}
 _TOKEN = re.compile(r"%(.)|\\x([0-9a-fA-F]{2})|\\(.)|([^%\\]+)|(%|\\)$", re.DOTALL)
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+# Kept: json.dumps with options makes one for every call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 Piece = Callable[[Record], bytes]
 
 
@@ -109,8 +112,7 @@ def to_json(record: Record) -> dict[str, Any]:
 
 def json_line(record: Record) -> bytes:
     """Return a record as one line of JSON."""
-    text = json.dumps(to_json(record), ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "backslashreplace") + b"\n"
+    return _ENCODER.encode(to_json(record)).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _put_bytes(fields: dict[str, Any], name: str, data: bytes | None) -> None:
