@@ -157,7 +157,7 @@ def is_unprotected(original, name, position):
     return False
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_byte(template, tmp_path_factory, data):
     """One byte of a segment has another value."""
@@ -179,7 +179,7 @@ def test_any_byte(template, tmp_path_factory, data):
     shutil.rmtree(directory)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_torn_zeroed_or_overwritten(template, tmp_path_factory, data):
     """A segment loses its end, or a range of it becomes zeros or something else."""
