@@ -70,8 +70,8 @@ class TestAssertRecords:
 
     def test_wrong_expectations(self, log):
         """A mistake in the test is told as one."""
-        with pytest.raises(TypeError, match="no field of a record: valeu"):
-            assert_records(log, [{"valeu": b""}])
+        with pytest.raises(TypeError, match="no field of a record: vale"):
+            assert_records(log, [{"vale": b""}])
         with pytest.raises(TypeError, match="not str"):
             assert_records(log, ["text"])
 
