@@ -109,6 +109,8 @@ def become_reader_of_parent(log: Log) -> None:
         for segment in parents[:-1]
     ]
     segments.append(InheritedSegment(parents[-1], log))
+    for segment, parents_segment in zip(segments, parents, strict=True):
+        segment._aborted = parents_segment._aborted
     local_log.segments = Segments(segments)
     local_log._held = None
     for reader in log.readers:

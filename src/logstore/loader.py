@@ -32,6 +32,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from logstore.aborted_finder import AbortedFinder
 from logstore.errors import (
     CorruptIndexError,
     CorruptRecordError,
@@ -153,6 +154,8 @@ class LogLoader:
         # For recovering one segment after the other: the state behind the last one.
         self._recovery_state: ProducerStateManager | None = None
         self._recovered_base: int | None = None
+        self._recovered: set[int] = set()
+        self._txn_indexed: set[int] = set()  # Segments that have a .txnindex file.
 
     def load(self) -> LoadedLog:
         """
@@ -294,6 +297,8 @@ class LogLoader:
             segment.close_handlers()
         self._segments.clear()
         self._recovery_state = None
+        self._recovered.clear()
+        self._txn_indexed.clear()
 
         names = self._names()
         present = set(names)
@@ -336,6 +341,7 @@ class LogLoader:
             if stem + suffix not in present:
                 return f"{stem}{suffix} is missing"
         if stem + TXN_INDEX_SUFFIX in present:
+            self._txn_indexed.add(segment.base_offset)
             if self._files.file_size(self._path(stem + TXN_INDEX_SUFFIX)) % TXN_ENTRY_BYTES:
                 return f"{stem}{TXN_INDEX_SUFFIX} ends inside an entry"
             try:
@@ -402,6 +408,7 @@ class LogLoader:
             state.update_map_end_offset(max(state.map_end_offset, segment.base_offset))
             take_snapshot(state, sync=False)
         self._recovered_base = segment.base_offset
+        self._recovered.add(segment.base_offset)
         cut_bytes = segment.recover(state, self._leader_epochs, before_cut=self._keep_tail)
         take_snapshot(state, sync=False)
         return cut_bytes
@@ -546,6 +553,22 @@ class LogLoader:
 
     # -- finish ------------------------------------------------------------------------------------
 
+    def _distrust_missing_txn_indexes(self, log_end_offset: int) -> None:
+        """Have markers looked for in segments without a ``.txnindex`` that were not recovered."""
+        segments = list(self._segments.values())
+        finder = AbortedFinder(
+            self._directory,
+            self._config,
+            segments,
+            log_end_offset,
+            files=self._files,
+            clock=self._clock,
+        )
+        for segment in segments:
+            base_offset = segment.base_offset
+            if base_offset not in self._recovered and base_offset not in self._txn_indexed:
+                segment.distrust_missing_txn_index(finder, log_end_offset)
+
     def _finish(self, next_offset: int, recovery_point: int) -> LoadedLog:
         self._leader_epochs.truncate_from_end(next_offset)
         first = min(self._segments)
@@ -561,6 +584,7 @@ class LogLoader:
             self._clock.milliseconds(),
             reload_from_clean_shutdown=self._had_clean_shutdown,
         )
+        self._distrust_missing_txn_indexes(next_offset)
         active = self._active
         return LoadedLog(
             list(self._segments.values()),

@@ -104,10 +104,12 @@ def _read_segment(
 
 
 def producer_batches(
-    segment: LogSegment, start_offset: int, end_offset: int
+    segment: LogSegment, start_offset: int, end_offset: int, attributes: int = 0
 ) -> Iterator[RecordBatch]:
     """
     Yield the batches of producers in a segment, from the one that holds ``start_offset`` on.
+
+    Only those that have all bits of ``attributes`` set.
 
     Ends before the first batch that holds ``end_offset`` or lies above it, and at damage.
     """
@@ -123,7 +125,10 @@ def producer_batches(
         beyond = np.flatnonzero(batches["last_offset"] >= end_offset)
         if len(beyond):
             batches = batches[: beyond[0]]
-        for at in np.flatnonzero(batches["producer_id"] != NO_PRODUCER_ID).tolist():
+        is_wanted = batches["producer_id"] != NO_PRODUCER_ID
+        if attributes:
+            is_wanted &= (batches["attributes"] & attributes) == attributes
+        for at in np.flatnonzero(is_wanted).tolist():
             yield RecordBatch(data, int(batches["position"][at]))
         if len(beyond):
             return

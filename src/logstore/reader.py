@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAl
 from weakref import WeakSet
 
 from logstore._native import BLOCK_RECORDS_MAX, BlockIterator, BlockStop, fill_records, read_block
+from logstore.aborted_finder import is_abort_marker
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -38,7 +39,7 @@ from logstore.errors import (
 )
 from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD, AbortedTransaction
 from logstore.given_records import milliseconds_of
-from logstore.record import ControlRecordType, Record, RecordBatch, iterate_batches
+from logstore.record import Record, RecordBatch, iterate_batches
 
 if TYPE_CHECKING:
     from logstore.file_records import Batch
@@ -185,13 +186,6 @@ class AbortedTransactions:
 
 
 NONE_ABORTED: Final = AbortedTransactions(())
-
-
-def is_abort_marker(batch: RecordBatch) -> bool:
-    """Return whether a control batch ends a transaction by aborting it."""
-    for record in batch.records():
-        return ControlRecordType.parse(record.key) is ControlRecordType.ABORT
-    return False  # The cleaner empties control batches.
 
 
 class _Section:

@@ -47,9 +47,20 @@ if TYPE_CHECKING:
     class RecoverableSegment(Protocol):
         """What recovery needs of a segment."""
 
-        offset_index: OffsetIndex
-        time_index: TimeIndex
-        txn_index: TransactionIndex
+        @property
+        def offset_index(self) -> OffsetIndex:
+            """Its ``.index`` file."""
+            ...
+
+        @property
+        def time_index(self) -> TimeIndex:
+            """Its ``.timeindex`` file."""
+            ...
+
+        @property
+        def txn_index(self) -> TransactionIndex:
+            """Its ``.txnindex`` file."""
+            ...
 
         @property
         def base_offset(self) -> int:

@@ -28,6 +28,7 @@ from logstore.file_records import NO_RECORDS, FetchDataInfo, FileRecords, LogOff
 from logstore.files import REAL_FILES, FileHandle, Files
 from logstore.index import OffsetIndex, OffsetPosition, TimeIndex, TimestampOffset, TransactionIndex
 from logstore.recovery import recover_segment
+from logstore.unindexed_aborted import Finder, UnindexedAborted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from logstore._native import Buffer, Writer
     from logstore.config import LogConfig
-    from logstore.index import AbortedTxn
+    from logstore.index import TxnIndexSearchResult
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import CompletedTxn, ProducerStateManager
 
@@ -116,6 +117,7 @@ class LogSegment:
 
     __slots__ = (
         "__weakref__",
+        "_aborted",
         "_attachments",
         "_clock",
         "_directory",
@@ -123,8 +125,8 @@ class LogSegment:
         "_files",
         "_guard",
         "_handle",
-        "_is_closed",
         "_index_bytes",
+        "_is_closed",
         "_max_timestamp_and_offset",
         "_offset_index",
         "_open_flags",
@@ -178,6 +180,7 @@ class LogSegment:
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._txn_index: TransactionIndex | None = None
+        self._aborted: UnindexedAborted | None = None
 
         if not file_already_exists and not files.exists(self.log_path):
             handle = self._open(os.O_RDWR | os.O_CREAT)
@@ -308,6 +311,11 @@ class LogSegment:
                 return log_end_offset, self._size_bytes
             # In this order: everything below the offset is within the size.
             return writer.log_end_offset, writer.size_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the segment was closed or deleted."""
+        return self._is_closed
 
     @property
     def is_attached(self) -> bool:
@@ -707,9 +715,16 @@ class LogSegment:
 
     def collect_aborted_txns(
         self, fetch_offset: int, upper_bound_offset: int
-    ) -> tuple[list[AbortedTxn], bool]:
+    ) -> TxnIndexSearchResult:
         """Return the aborted transactions of a fetch, and whether that is all of them."""
-        return self.txn_index.collect_aborted_txns(fetch_offset, upper_bound_offset)
+        indexed = self.txn_index.collect_aborted_txns(fetch_offset, upper_bound_offset)
+        if self._aborted is None:
+            return indexed
+        return self._aborted.collect(self, fetch_offset, upper_bound_offset, indexed)
+
+    def distrust_missing_txn_index(self, finder: Finder, end_offset: int) -> None:
+        """Look for aborted transactions below ``end_offset`` in the log, when they are wanted."""
+        self._aborted = UnindexedAborted(finder, end_offset)
 
     # -- recover and truncate ----------------------------------------------------------------------
 
@@ -784,6 +799,8 @@ class LogSegment:
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         self.txn_index.truncate_to(offset)
+        if self._aborted is not None:
+            self._aborted.truncate_to(offset)
         self.resize_indexes()
         if self._size_bytes == 0:
             self.created_ms = self._clock.milliseconds()

@@ -18,7 +18,7 @@ import os
 import tempfile
 import uuid
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore.checkpoint import EpochEntry, LeaderEpochCheckpointFile
@@ -26,7 +26,7 @@ from logstore.errors import StorageError
 from logstore.files import FileHandle
 from logstore.leader_epoch import LeaderEpochCache
 from logstore.loader import LoadedLog, LogLoader, offset_of_file
-from logstore.producer_state import ProducerStateManager
+from logstore.producer_view import ViewProducerState
 from logstore.segment import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -127,23 +127,6 @@ class ViewSegment(LogSegment):
         self.close_handlers()
 
 
-class ViewProducerState(ProducerStateManager):
-    """Producer state that reads snapshots, and neither writes nor deletes them."""
-
-    __slots__ = ()
-
-    def take_snapshot(self, *, sync: bool = True) -> str | None:
-        """Leave the files alone."""
-        del sync
-        return None
-
-    def _delete_snapshot(self, offset: int) -> None:
-        self._snapshots = tuple(each for each in self._snapshots if each != offset)
-
-    def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
-        """Leave the files alone."""
-
-
 class _ViewEpochs(LeaderEpochCheckpointFile):
     """A leader epoch checkpoint that is read and not written."""
 
@@ -181,7 +164,7 @@ class ViewLoader(LogLoader):
             _ViewEpochs(epochs_path, files=files), scheduler, name
         )
 
-        def new_producer_state() -> ProducerStateManager:
+        def new_producer_state() -> ViewProducerState:
             return ViewProducerState(directory, config=config, clock=clock, files=files, name=name)
 
         self.producer_state: Final = new_producer_state()
