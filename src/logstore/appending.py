@@ -16,6 +16,7 @@ Source: Kafka ``UnifiedLog.append``; spec 5.3.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,6 +29,7 @@ from logstore.append_analysis import LogAppendInfo, analyze
 from logstore.append_origin import AppendOrigin
 from logstore.compression import CompressionType
 from logstore.errors import (
+    ClosedError,
     InvalidTxnStateError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
@@ -157,6 +159,9 @@ class AppendingPartition(Partition):
             state.on_high_watermark_updated(last_offset + 1)
         self._refresh_first_unstable_offset()
         self._local_log.publish(last_offset + 1)
+        if self._watermarks.first_unstable_offset is not None:
+            # One that was raised to the log start, in a gap, is the batch behind the gap.
+            self._refresh_first_unstable_offset()
         self._update_high_watermark_with_log_end()
         self.refresh_fast_path()
 
@@ -271,6 +276,7 @@ class AppendingPartition(Partition):
     def roll_segment(self, expected_next_offset: int = 0) -> LogSegment:
         """Roll; the lock is held."""
         self.sync_producer_state()
+        sealed = self._local_log.active_segment
         segment = self._local_log.roll(expected_next_offset)
         base_offset = segment.base_offset
         # The base offset may be above the log end: the snapshot belongs to the segment.
@@ -279,9 +285,13 @@ class AppendingPartition(Partition):
         self._update_high_watermark_with_log_end()
 
         def flush_log() -> None:
+            if self._is_closed:
+                return
             if snapshot is not None:
                 self._flush_snapshot(snapshot)
             self.flush(base_offset)
+            with contextlib.suppress(ClosedError):  # Deleted meanwhile.
+                sealed.flush_indexes()  # If a flush came before, which left them out.
 
         self._scheduler.schedule("flush-log", flush_log)
         self.refresh_fast_path()

@@ -166,9 +166,17 @@ class OffsetIndex(IndexFile):
     def fetch_upper_bound_offset(
         self, start: OffsetPosition, fetch_bytes: int
     ) -> OffsetPosition | None:
-        """Return the first entry at or behind the end of a fetch, None if there is none."""
+        """
+        Return the first entry at or behind the end of a fetch, None if there is none.
+
+        If that would be the index's very first entry, and exactly there, it is the one after it:
+        Kafka's search never compares the first one for equality. A later bound is right, too.
+        """
         view = self._current_view()
-        slot = offset_index_upper_bound(view.address, view.count, start.position + fetch_bytes)
+        end = start.position + fetch_bytes
+        slot = offset_index_upper_bound(view.address, view.count, end)
+        if slot == 0 and self._read(view, 0)[1] == end:
+            slot = 1 if view.count > 1 else -1
         if slot < 0:
             return None
         relative_offset, position = self._read(view, slot)

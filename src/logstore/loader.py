@@ -151,6 +151,7 @@ class LogLoader:
         self._segments: dict[int, LogSegment] = {}  # Ascending.
         self._listing: list[str] | None = None
         self._quarantine = Quarantine(directory, files)
+        self._names_before: Final = frozenset(self._names())
         # For recovering one segment after the other: the state behind the last one.
         self._recovery_state: ProducerStateManager | None = None
         self._recovered_base: int | None = None
@@ -313,14 +314,19 @@ class LogLoader:
                 self._delete(name)
             elif suffix == LOG_SUFFIX:
                 offset = int(stem)
-                segment = self._segments[offset] = self._make_segment(offset)
-                problem = self._index_problem(segment, stem, present)
-                if problem is not None:
-                    logger.warning("%s: %s; recovering the segment", segment.log_path, problem)
-                    damaged.append(segment)
+                self._segments[offset] = self._make_segment(offset)
         self._segments = dict(sorted(self._segments.items()))
+        first = self._first_to_recover()
+        for offset, segment in self._segments.items():
+            # What is recovered anyway must not lose its tail here already: the segments behind a
+            # tail that was cut go, and only the recovery itself sees to that.
+            is_recovered = first is not None and offset >= first
+            problem = self._index_problem(segment, present, only_kafkas=is_recovered)
+            if problem is not None:
+                logger.warning("%s: %s; recovering the segment", segment.log_path, problem)
+                damaged.append(segment)
         for segment in damaged:
-            self._recover_segment(segment)
+            self._recover_segment(segment, while_loading=True)
 
     def _make_segment(
         self, base_offset: int, file_suffix: str = "", *, is_new: bool = False
@@ -335,19 +341,45 @@ class LogLoader:
             file_already_exists=not is_new,
         )
 
-    def _index_problem(self, segment: LogSegment, stem: str, present: set[str]) -> str | None:
-        """Return why a segment's indexes have to be rebuilt, as far as can be told in O(1)."""
+    def _first_to_recover(self) -> int | None:
+        """Return the base offset of the first segment to recover, None after a clean end."""
+        if self._had_clean_shutdown:
+            return None
+        bases = (base for base in self._segments if base <= self._recovery_point_checkpoint)
+        return max(bases, default=0)
+
+    def _index_problem(
+        self, segment: LogSegment, present: set[str], *, only_kafkas: bool
+    ) -> str | None:
+        """
+        Return why a segment's indexes have to be rebuilt, as far as can be told in O(1).
+
+        Args:
+            segment: The segment.
+            present: Names of all files.
+            only_kafkas: Only what Kafka rebuilds a segment for at this point.
+        """
+        stem = segment_file_name(segment.base_offset, "")
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
             if stem + suffix not in present:
+                if only_kafkas and suffix == TIME_INDEX_SUFFIX:
+                    continue
                 return f"{stem}{suffix} is missing"
+        if only_kafkas:
+            return self._txn_index_problem(segment)
         if stem + TXN_INDEX_SUFFIX in present:
             self._txn_indexed.add(segment.base_offset)
             if self._files.file_size(self._path(stem + TXN_INDEX_SUFFIX)) % TXN_ENTRY_BYTES:
                 return f"{stem}{TXN_INDEX_SUFFIX} ends inside an entry"
-            try:
-                segment.txn_index.sanity_check()
-            except CorruptIndexError as error:
-                return str(error)
+            return self._txn_index_problem(segment)
+        return None
+
+    @staticmethod
+    def _txn_index_problem(segment: LogSegment) -> str | None:
+        try:
+            segment.txn_index.sanity_check()
+        except CorruptIndexError as error:
+            return str(error)
         return None
 
     def _without_overflow(self, step: Callable[[], Result]) -> Result:
@@ -374,12 +406,16 @@ class LogLoader:
 
     # -- recovery ----------------------------------------------------------------------------------
 
-    def _recover_segment(self, segment: LogSegment) -> int:
+    def _recover_segment(self, segment: LogSegment, *, while_loading: bool = False) -> int:
         """
         Rebuild a segment's indexes, cut it behind damage, leave a snapshot behind it.
 
         Segments are recovered in order, and producer state goes from one to the next: Kafka loads
         the directory's snapshots for each one again.
+
+        Args:
+            segment: The segment.
+            while_loading: Those behind it do not count yet: snapshots are left at the two before.
 
         Source: Kafka ``LogLoader.recoverSegment``.
         """
@@ -389,13 +425,17 @@ class LogLoader:
         if (
             state is None
             or self._predecessor(segment) != self._recovered_base
-            # Kafka finds no snapshot then: those up to the log start are gone.
-            or segment.base_offset <= self._log_start_checkpoint
+            # Kafka finds no snapshot of it then: those up to the log start are gone.
+            or state.map_end_offset <= self._log_start_checkpoint
         ):
             state = self._new_producer_state()
             rebuild_producer_state(
                 state,
-                self._segments.values(),
+                [
+                    each
+                    for each in self._segments.values()
+                    if not while_loading or each.base_offset < segment.base_offset
+                ],
                 self._log_start_checkpoint,
                 segment.base_offset,
                 now_ms,
@@ -441,7 +481,7 @@ class LogLoader:
         if self._had_clean_shutdown:
             self._check_tail()
         else:
-            self._recover_from(self._recovery_point_checkpoint)
+            self._recover_from()
         if self._segments:
             next_offset = self._active.read_next_offset()
             if next_offset < self._log_start_checkpoint:
@@ -462,9 +502,10 @@ class LogLoader:
     def _active(self) -> LogSegment:
         return self._segments[max(self._segments)]
 
-    def _recover_from(self, recovery_point: int) -> None:
+    def _recover_from(self) -> None:
         bases = list(self._segments)
-        first = max((base for base in bases if base <= recovery_point), default=0)
+        first = self._first_to_recover()
+        assert first is not None
         for base in bases:
             if base < first or base not in self._segments:
                 continue
@@ -547,6 +588,8 @@ class LogLoader:
             for base in bases
             for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)
             if (name := segment_file_name(base, suffix)) in names
+            # A snapshot that this load has made is right, whatever segment begins there.
+            and (suffix != SNAPSHOT_SUFFIX or name in self._names_before)
         ]
         self._quarantine.move(gone, reason)
         self._quarantine.sync()

@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import random
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logstore.errors import OffsetOutOfRangeError, StorageError
 from logstore.file_records import (
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from logstore.files import Files
     from logstore.index import AbortedTxn
     from logstore.scheduler import Scheduler
+
+# Sealed segments whose files are open at the same time (DESIGN.md D12); a read opens them again.
+OPEN_SEGMENTS_MAX: Final = 64
 
 
 class Segments:
@@ -110,6 +114,11 @@ class Segments:
 
     def with_segment(self, segment: LogSegment) -> Segments:
         """Return a copy with one more segment, which replaces one of the same base offset."""
+        if self._base_offsets and segment.base_offset > self._base_offsets[-1]:
+            longer = Segments()
+            longer._segments = (*self._segments, segment)
+            longer._base_offsets = [*self._base_offsets, segment.base_offset]
+            return longer
         kept = [other for other in self._segments if other.base_offset != segment.base_offset]
         return Segments([*kept, segment])
 
@@ -135,6 +144,7 @@ class LocalLog:
         "_clock",
         "_files",
         "_held",
+        "_opened",
         "_scheduler",
         "config",
         "directory",
@@ -162,8 +172,22 @@ class LocalLog:
         self._clock = clock
         self._scheduler = scheduler
         self._held: LogOffsetMetadata | None = None
+        self._opened: deque[LogSegment] = deque()
         assert len(self.segments) > 0
+        for segment in self.segments:
+            segment.on_open = self._note_open
         writer.publish(log_end_offset)
+
+    def _note_open(self, segment: LogSegment) -> None:
+        """Let the sealed segment that was opened first give up its files, beyond a number."""
+        opened = self._opened
+        opened.append(segment)
+        for _ in range(len(opened) - OPEN_SEGMENTS_MAX):
+            oldest = opened.popleft()
+            if oldest is self.segments.active:
+                opened.append(oldest)
+            else:
+                oldest.release()
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -225,7 +249,7 @@ class LocalLog:
     def new_segment(self, base_offset: int) -> LogSegment:
         """Return a new, empty segment; its ``.log`` file exists on return."""
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
-        return LogSegment(
+        segment = LogSegment(
             self.directory,
             base_offset,
             self.config,
@@ -233,6 +257,8 @@ class LocalLog:
             clock=self._clock,
             roll_jitter_ms=random.randrange(jitter_ms) if jitter_ms else 0,  # noqa: S311
         )
+        segment.on_open = self._note_open
+        return segment
 
     def roll(self, expected_next_offset: int = 0) -> LogSegment:
         """
@@ -265,7 +291,7 @@ class LocalLog:
         active.on_become_inactive()
         segment = self.new_segment(base_offset)
         self.segments = self.segments.with_segment(segment)
-        active.release_handle()
+        active.release()
         return segment
 
     def _delete_strays(self, base_offset: int) -> None:

@@ -9,11 +9,11 @@ Source: Kafka ``UnifiedLog``; spec 5.1, 5.5, 5.13.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore._native import NativeLog, Writer
@@ -45,9 +45,46 @@ if TYPE_CHECKING:
     from logstore.watermarks import HighWatermarkMode
 
 FLUSH_MESSAGES_NEVER: Final = 2**63 - 1
+FLUSH_MS_NEVER: Final = 2**63 - 1
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
+
+
+class Changing:
+    """What :meth:`Partition.changing` returns. Not a generator: it is on every append's way."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: Partition) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        log = self._log
+        log._lock.acquire()
+        try:
+            log.check_writable()
+            log._writer.enter_exclusive()
+        except BaseException:
+            log._lock.release()
+            raise
+        log._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        log = self._log
+        log._depth -= 1
+        is_outermost = log._depth == 0
+        try:
+            log._writer.leave_exclusive()
+        finally:
+            log._lock.release()
+        if is_outermost and log._listeners:
+            log._tell_listeners()
 
 
 class Partition(NativeLog):
@@ -89,6 +126,7 @@ class Partition(NativeLog):
         self._partition_metadata = partition_metadata
         self._topic_id: str | None = None
         self._own_scheduler = own_scheduler
+        self._rules: tuple[int, int, bool, LogConfig] | None = None  # As the writer has them.
         self._readers: weakref.WeakSet[RecordIterator[Any]] = weakref.WeakSet()
         self._is_closed = False
         self._is_read_only = read_only
@@ -100,7 +138,7 @@ class Partition(NativeLog):
         self._told: LogOffsets | None = None
         # The last watermark whose place had to be looked up, and what was found.
         self._looked_up: tuple[LogOffsetMetadata, LogOffsetMetadata] | None = None
-        self._producer_expiry: Task | None = None
+        self._tasks: list[Task] = []
         self._watermarks = Watermarks(
             high_watermark,
             log_start_offset=log_start_offset,
@@ -122,14 +160,7 @@ class Partition(NativeLog):
         elif self._watermarks.mode == "log_end":
             self._on_high_watermark_updated()  # Everything decided is replicated.
         if not self._is_read_only:
-            every_ms = self.config.producer_id_expiration_check_interval_ms
-            if every_ms != EXPIRATION_CHECK_NEVER:
-                self._producer_expiry = self._scheduler.schedule(
-                    "PeriodicProducerExpirationCheck",
-                    weakly(self, type(self)._expire_producers),
-                    every_ms,
-                    every_ms,
-                )
+            self._schedule_tasks()
             self._bind_writer(self._writer)
         self.refresh_fast_path()
 
@@ -153,6 +184,36 @@ class Partition(NativeLog):
             self._topic_id = expected
             metadata.record(expected)
             self._scheduler.schedule("flush-metadata-file", weakly(self, type(self).flush_metadata))
+
+    def _schedule_tasks(self) -> None:
+        """
+        Begin the periodic work of this log anew, as the settings say.
+
+        Source: Kafka ``LogManager.startup``; spec 6.5.
+        """
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        config = self.config
+        kind = type(self)
+        for name, method, period_ms, never_ms in (
+            (
+                "PeriodicProducerExpirationCheck",
+                kind._expire_producers,
+                config.producer_id_expiration_check_interval_ms,
+                EXPIRATION_CHECK_NEVER,
+            ),
+            ("kafka-log-flusher", kind._flush_dirty, config.flush_ms, FLUSH_MS_NEVER),
+        ):
+            if period_ms != never_ms:
+                period_ms = max(period_ms, 1)  # noqa: PLW2901 - 0 means "as soon as can be"
+                task = self._scheduler.schedule(name, weakly(self, method), period_ms, period_ms)
+                self._tasks.append(task)
+
+    def _flush_dirty(self) -> None:
+        """Flush if the recovery point has not risen for flush.ms."""
+        if self._clock.milliseconds() - self._last_flush_ms >= self.config.flush_ms:
+            self.flush()
 
     def _expire_producers(self) -> None:
         with self.changing():
@@ -297,10 +358,11 @@ class Partition(NativeLog):
 
     # -- one lock, and what every change does ------------------------------------------------------
 
-    @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self) -> Changing:
         """
-        Hold the log's lock and keep the C append path out; tell the listeners afterwards.
+        Return a context: it holds the log's lock and keeps the C append path out.
+
+        Listeners are told afterwards, outside the lock. Contexts nest.
 
         Raises:
             ClosedError: The log was closed.
@@ -308,18 +370,7 @@ class Partition(NativeLog):
             ReadOnlyError: The log was opened with mode "r".
             PoisonedError: An fsync failed.
         """
-        try:
-            with self._lock:
-                self.check_writable()
-                self._depth += 1
-                try:
-                    with self._writer.exclusive():
-                        yield
-                finally:
-                    self._depth -= 1
-        finally:
-            if self._listeners and not self._depth:
-                self._tell_listeners()
+        return Changing(self)
 
     def check_open(self) -> None:
         """Raise ClosedError if the log was closed."""
@@ -372,6 +423,9 @@ class Partition(NativeLog):
             and self._partition_metadata.recorded_topic_id is None
             and self.leader_epochs.latest_epoch == epoch
         )
+        rules = (epoch, segment.index_interval_bytes, fast, config)
+        if rules == self._rules:
+            return
         self._writer.configure(
             leader_epoch=epoch,
             segment_bytes=config.segment_bytes,
@@ -385,6 +439,7 @@ class Partition(NativeLog):
             key_required=config.compact,
             fast=fast,
         )
+        self._rules = rules
 
     @property
     def leader_epoch(self) -> int:
@@ -443,6 +498,7 @@ class Partition(NativeLog):
                 config = self.config.replace(**config)
             self._local_log.update_config(config)
             self.producer_state.config = config
+            self._schedule_tasks()
             self.refresh_fast_path()
 
     def assign_topic_id(self, topic_id: str) -> None:
@@ -499,26 +555,35 @@ class Partition(NativeLog):
         self.check_writable()
         offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
         if force:
-            self._group_commit.alone(lambda: self._flush(offset + 1, offset))
+            self._group_commit.alone(lambda: self._flush(offset + 1, offset, closing=True))
         elif offset > self.recovery_point:
             self._group_commit.wait_for(offset)
 
     def _flush_below(self, offset: int) -> None:
         self._flush(offset, offset)
 
-    def _flush(self, flush_offset: int, recovery_point: int) -> None:
+    def _flush(self, flush_offset: int, recovery_point: int, *, closing: bool = False) -> None:
+        """
+        Flush the segments below ``flush_offset``, then raise the recovery point.
+
+        The segment of the recovery point is recovered after a crash, indexes and all: those of the
+        active segment need not be flushed before it is sealed or closed.
+        """
         with self._lock:
             if self._is_closed:
                 return
             truncations = self._truncations
             start = self._watermarks.recovery_point
+            active = self._local_log.active_segment
             segments = self._local_log.segments.between(start, max(start, flush_offset))
         for segment in segments:
             try:
-                segment.flush()
+                segment.flush(with_indexes=closing or segment is not active)
             except (ClosedError, StorageError):
                 if self._local_log.segments.get(segment.base_offset) is segment:
                     raise  # Else retention has deleted it meanwhile.
+        if self._local_log.active_segment is not active:
+            active.flush_indexes()  # It was sealed meanwhile.
         if any(segment.base_offset >= start for segment in segments):
             self._files.fsync_directory(self._directory)
         with self._lock:
@@ -624,6 +689,9 @@ class Partition(NativeLog):
                 watermark,
                 self.offset_metadata(watermark.message_offset),
             )
+            if watermark is self._watermarks.high_watermark_metadata:
+                with self._lock:  # As in Kafka: after a truncation it may still be an old one.
+                    self._refresh_first_unstable_offset()
         return looked_up[1]
 
     def _refresh_first_unstable_offset(self) -> None:

@@ -18,15 +18,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entries import NO_TIMESTAMP, EntryHeader, entry_headers
-from logstore.errors import ClosedError, CorruptRecordError, SegmentOffsetOverflowError
+from logstore.errors import (
+    ClosedError,
+    CorruptRecordError,
+    DiskFullError,
+    SegmentOffsetOverflowError,
+    StorageError,
+)
 from logstore.file_records import NO_RECORDS, FetchDataInfo, FileRecords, LogOffsetMetadata
 from logstore.files import REAL_FILES, FileHandle, Files
-from logstore.index import OffsetIndex, OffsetPosition, TimeIndex, TimestampOffset, TransactionIndex
+from logstore.index import (
+    AbortedTxn,
+    OffsetIndex,
+    OffsetPosition,
+    TimeIndex,
+    TimestampOffset,
+    TransactionIndex,
+    TxnIndexSearchResult,
+)
 from logstore.recovery import recover_segment
 from logstore.unindexed_aborted import Finder, UnindexedAborted
 
@@ -38,7 +53,6 @@ if TYPE_CHECKING:
 
     from logstore._native import Buffer, Writer
     from logstore.config import LogConfig
-    from logstore.index import TxnIndexSearchResult
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import CompletedTxn, ProducerStateManager
 
@@ -55,6 +69,11 @@ TRUNCATED_SUFFIX: Final = ".truncated"  # Ours (DESIGN.md D6): the kept prefix b
 SEGMENT_BYTES_MAX: Final = 2**31 - 1
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 OFFSET_DIGITS: Final = 20
+
+# Of an open file: the segment's, the local name, the lease's, and getrefcount's own.
+REFERENCES_OF_AN_UNREAD_FILE: Final = 4
+
+_making_indexes: Final = threading.Lock()
 
 
 def segment_file_name(base_offset: int, suffix: str) -> str:
@@ -134,11 +153,13 @@ class LogSegment:
         "_size_bytes",
         "_time_index",
         "_txn_index",
+        "_unwritten_aborted",
         "_writer",
         "base_offset",
         "bytes_since_last_index_entry",
         "created_ms",
         "index_interval_bytes",
+        "on_open",
         "roll_jitter_ms",
     )
 
@@ -167,8 +188,11 @@ class LogSegment:
         self._guard = threading.Lock()
         self._handle: FileHandle | None = None
         self._is_closed = False
+        #: Called when the ``.log`` file was opened: somebody bounds the number of open files.
+        self.on_open: Callable[[LogSegment], None] | None = None
         self._writer: Writer | None = None
         self._attachments: contextlib.ExitStack | None = None
+        self._unwritten_aborted: tuple[AbortedTxn, ...] = ()
         self.index_interval_bytes: Final = config.index_interval_bytes
         self.roll_jitter_ms: Final = roll_jitter_ms
         self.created_ms = clock.milliseconds()
@@ -205,41 +229,43 @@ class LogSegment:
     def offset_index(self) -> OffsetIndex:
         """The ``.index`` file."""
         index = self._offset_index
-        if index is None:
-            index = self._offset_index = OffsetIndex(
-                self._path(INDEX_SUFFIX), self.base_offset, self._index_bytes, **self._index_door()
-            )
-            if self._is_closed:
-                index.close_handler()
-        return index
+        return self._make_indexes()[0] if index is None else index
 
     @property
     def time_index(self) -> TimeIndex:
         """The ``.timeindex`` file."""
         index = self._time_index
-        if index is None:
-            index = self._time_index = TimeIndex(
-                self._path(TIME_INDEX_SUFFIX),
-                self.base_offset,
-                self._index_bytes,
-                **self._index_door(),
-            )
-            if self._is_closed:
-                index.close_handler()
-        return index
+        return self._make_indexes()[1] if index is None else index
 
     @property
     def txn_index(self) -> TransactionIndex:
         """The ``.txnindex`` file."""
         index = self._txn_index
-        if index is None:
-            index = self._txn_index = TransactionIndex(
-                self._path(TXN_INDEX_SUFFIX), self.base_offset, files=self._files
-            )
-        return index
+        return self._make_indexes()[2] if index is None else index
 
-    def _index_door(self) -> dict[str, Any]:
-        return {"writable": self._open_flags == os.O_RDWR, "files": self._files}
+    def _make_indexes(self) -> tuple[OffsetIndex, TimeIndex, TransactionIndex]:
+        """Make the three objects, which touch no file, in one thread only."""
+        with _making_indexes:
+            if self._offset_index is None or self._time_index is None or self._txn_index is None:
+                door: dict[str, Any] = {
+                    "writable": self._open_flags == os.O_RDWR,
+                    "files": self._files,
+                }
+                base_offset, index_bytes = self.base_offset, self._index_bytes
+                offset_index = OffsetIndex(
+                    self._path(INDEX_SUFFIX), base_offset, index_bytes, **door
+                )
+                time_index = TimeIndex(
+                    self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **door
+                )
+                txn_index = TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, **door)
+                if self._is_closed:
+                    offset_index.close_handler()
+                    time_index.close_handler()
+                    txn_index.close()
+                self._txn_index, self._time_index = txn_index, time_index
+                self._offset_index = offset_index
+            return self._offset_index, self._time_index, self._txn_index
 
     @property
     def directory(self) -> str:
@@ -275,19 +301,22 @@ class LogSegment:
         with self._guard:
             if self._is_closed:
                 raise ClosedError(f"{self.log_path} is closed; open the log again")
-            if self._handle is None:
-                self._handle = FileHandle(self._files, self.log_path, flags)
-            return self._handle
+            if self._handle is not None:
+                return self._handle
+            handle = self._handle = FileHandle(self._files, self.log_path, flags)
+        if self.on_open is not None:
+            self.on_open(self)
+        return handle
 
-    def release_handle(self) -> None:
+    def release(self) -> None:
         """Forget the open files, if no writer needs them: the last range read closes its file."""
         with self._guard:
             if self._writer is not None:
                 return
             self._handle = None
-        self.offset_index.release()
-        self.time_index.release()
-        self.txn_index.release()
+        for index in (self._offset_index, self._time_index, self._txn_index):
+            if index is not None:
+                index.release()
 
     def read_at(self, position: int, size: int) -> bytes:
         """Return ``size`` bytes of the ``.log`` file, fewer at its end."""
@@ -531,9 +560,26 @@ class LogSegment:
         self.time_index.append_entries(time_entries)
 
     def update_txn_index(self, completed: CompletedTxn, last_stable_offset: int) -> None:
-        """Write a completed transaction to the transaction index if it was aborted."""
-        if completed.is_aborted:
-            self.txn_index.append_completed(completed, last_stable_offset)
+        """
+        Write a completed transaction to the transaction index if it was aborted.
+
+        The marker is in the log already: an index that cannot be written now does not fail the
+        append (DESIGN.md D8). Its entry is kept and served from memory, and written by the next
+        flush, without which the segment does not count as flushed.
+        """
+        if not completed.is_aborted:
+            return
+        aborted = AbortedTxn(
+            completed.producer_id, completed.first_offset, completed.last_offset, last_stable_offset
+        )
+        self._unwritten_aborted = (*self._unwritten_aborted, aborted)
+        with contextlib.suppress(StorageError):
+            self._write_aborted()
+
+    def _write_aborted(self) -> None:
+        while self._unwritten_aborted:
+            self.txn_index.append(self._unwritten_aborted[0])
+            self._unwritten_aborted = self._unwritten_aborted[1:]
 
     def on_become_inactive(self) -> None:
         """
@@ -718,9 +764,23 @@ class LogSegment:
     ) -> TxnIndexSearchResult:
         """Return the aborted transactions of a fetch, and whether that is all of them."""
         indexed = self.txn_index.collect_aborted_txns(fetch_offset, upper_bound_offset)
+        if self._unwritten_aborted:
+            indexed = self._with_unwritten(indexed, fetch_offset, upper_bound_offset)
         if self._aborted is None:
             return indexed
         return self._aborted.collect(self, fetch_offset, upper_bound_offset, indexed)
+
+    def _with_unwritten(
+        self, indexed: TxnIndexSearchResult, fetch_offset: int, upper_bound_offset: int
+    ) -> TxnIndexSearchResult:
+        found, is_complete = list(indexed.aborted_transactions), indexed.is_complete
+        for aborted in self._unwritten_aborted:
+            if is_complete:
+                break
+            if aborted.last_offset >= fetch_offset and aborted.first_offset < upper_bound_offset:
+                found.append(aborted)
+            is_complete = aborted.last_stable_offset >= upper_bound_offset
+        return TxnIndexSearchResult(found, is_complete=is_complete)
 
     def distrust_missing_txn_index(self, finder: Finder, end_offset: int) -> None:
         """Look for aborted transactions below ``end_offset`` in the log, when they are wanted."""
@@ -801,6 +861,9 @@ class LogSegment:
         self.txn_index.truncate_to(offset)
         if self._aborted is not None:
             self._aborted.truncate_to(offset)
+        self._unwritten_aborted = tuple(
+            aborted for aborted in self._unwritten_aborted if aborted.last_offset < offset
+        )
         self.resize_indexes()
         if self._size_bytes == 0:
             self.created_ms = self._clock.milliseconds()
@@ -830,33 +893,57 @@ class LogSegment:
                 self._files.ftruncate(fd, size_bytes)
                 self._files.fdatasync(fd)
                 return
-            path = self.log_path
-            kept = path + TRUNCATED_SUFFIX
-            new = FileHandle(self._files, kept, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             try:
-                with new.lease() as kept_fd:
-                    self._files.copy_range(fd, 0, kept_fd, 0, size_bytes)
-                    self._files.fdatasync(kept_fd)
-                self._files.rename(kept, path)
-            except BaseException:
-                new.close()
-                self._files.unlink(kept, missing_ok=True)
-                raise
-            new.path = path
+                new = self._kept_prefix(fd, size_bytes)
+            except DiskFullError:
+                # Nobody reads from this file: no range and no read under way but this one.
+                if old.lease_count > 1 or sys.getrefcount(old) > REFERENCES_OF_AN_UNREAD_FILE:
+                    raise
+                if self._files.link_count(fd) > 1:
+                    raise
+                self._files.ftruncate(fd, size_bytes)
+                self._files.fdatasync(fd)
+                return
         with self._guard:
             self._handle = new  # Ranges read before keep the old file.
         self._files.fsync_directory(self._directory)
 
+    def _kept_prefix(self, fd: int, size_bytes: int) -> FileHandle:
+        """Put a copy of the first bytes in the place of the file, durably but for its name."""
+        path = self.log_path
+        kept = path + TRUNCATED_SUFFIX
+        new = FileHandle(self._files, kept, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            with new.lease() as kept_fd:
+                self._files.copy_range(fd, 0, kept_fd, 0, size_bytes)
+                self._files.fdatasync(kept_fd)
+            self._files.rename(kept, path)
+        except BaseException:
+            new.close()
+            self._files.unlink(kept, missing_ok=True)
+            raise
+        new.path = path
+        return new
+
     # -- flush, close, delete ----------------------------------------------------------------------
 
-    def flush(self) -> None:
+    def flush(self, *, with_indexes: bool = True) -> None:
         """
         Make the segment durable: the log file first, then its indexes.
+
+        Args:
+            with_indexes: False: the segment is recovered after a crash, which rebuilds them.
 
         Source: Kafka ``LogSegment.flush``; spec 4.9.
         """
         with self.handle.lease() as fd:
             self._files.fdatasync(fd)
+        if with_indexes:
+            self.flush_indexes()
+
+    def flush_indexes(self) -> None:
+        """Make the indexes durable; nothing happens if they are."""
+        self._write_aborted()
         self.offset_index.flush()
         self.time_index.flush()
         self.txn_index.flush()
@@ -868,6 +955,7 @@ class LogSegment:
         self.detach()
         if self._max_timestamp_and_offset is not None:
             self._append_last_time_entry()
+        self._write_aborted()
         if self._offset_index is not None:
             self._offset_index.close()
         if self._time_index is not None:

@@ -413,7 +413,7 @@ class UnifiedLog(AppendingPartition):
             if self._is_closed:
                 return False
             # What came after the flush, which did not hold the lock.
-            self._flush(self.log_end_offset + 1, self.log_end_offset)
+            self._flush(self.log_end_offset + 1, self.log_end_offset, closing=True)
             self.sync_producer_state()
             self.producer_state.take_snapshot()
             self.leader_epochs.flush()
@@ -452,8 +452,8 @@ class UnifiedLog(AppendingPartition):
             reader.discard()
         if self._is_forked():
             return
-        if self._producer_expiry is not None:
-            self._producer_expiry.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._own_scheduler is not None:
             self._own_scheduler.shutdown(wait=False)
 

@@ -230,7 +230,7 @@ class ViewLoader(LogLoader):
             is_new=is_new,
         )
 
-    def _recover_segment(self, segment: LogSegment) -> int:
+    def _recover_segment(self, segment: LogSegment, *, while_loading: bool = False) -> int:
         base_offset = segment.base_offset
         segment.close_handlers()
         self._segments[base_offset] = ViewSegment(
@@ -243,7 +243,7 @@ class ViewLoader(LogLoader):
             file_already_exists=True,
             scratch=self.scratch,
         )
-        return super()._recover_segment(self._segments[base_offset])
+        return super()._recover_segment(self._segments[base_offset], while_loading=while_loading)
 
     def _keep_tail(self, segment: LogSegment, position: int) -> None:
         """Leave the file: nothing is cut."""

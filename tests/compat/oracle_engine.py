@@ -327,14 +327,10 @@ class LogstoreEngine:
 
     def op_maybe_increment_high_watermark(self, request: Request) -> Json:
         log = self.log(request)
-        high_watermark = log._watermarks.high_watermark_metadata
-        previous = log.maybe_increment_high_watermark(request["offset"])
-        if previous is None:
-            return {"previous": None}
         # Kafka 4.1 looks up the place of a watermark, and takes the offset of the batch it finds.
-        if high_watermark.message_offset_only:
-            previous = log.offset_metadata(previous.message_offset)
-        return {"previous": list(previous)}
+        looked_up = log._placed(log._watermarks.high_watermark_metadata)
+        previous = log.maybe_increment_high_watermark(request["offset"])
+        return {"previous": None if previous is None else list(looked_up)}
 
     def op_maybe_update_high_watermark(self, request: Request) -> Json:
         return {"changed_to": self.log(request).maybe_update_high_watermark(request["offset"])}

@@ -186,7 +186,9 @@ class TestOffsetIndex:
         index.append(110, 4200)
         index.append(150, 9000)
         start = OffsetPosition(BASE, 0)
-        assert OffsetPosition(110, 4200) == index.fetch_upper_bound_offset(start, 4200)
+        assert OffsetPosition(110, 4200) == index.fetch_upper_bound_offset(start, 4199)
+        # Kafka's search never compares the first entry for equality.
+        assert OffsetPosition(150, 9000) == index.fetch_upper_bound_offset(start, 4200)
         assert OffsetPosition(150, 9000) == index.fetch_upper_bound_offset(start, 4201)
         assert index.fetch_upper_bound_offset(OffsetPosition(110, 4200), 4801) is None
 

@@ -1,0 +1,98 @@
+"""
+Draw random operations, apply them to Kafka's own classes and to logstore, and compare.
+
+    python tests/compat/differential.py                      # for half a minute, from a random seed
+    python tests/compat/differential.py --seeds 7000-7999    # these, however long it takes
+    python tests/compat/differential.py --kinds recovery --seconds 600
+
+Needs a JDK 17 or later, and Kafka's jars: fetched once into ``.cache/kafka-oracle``, or found in
+the directory that ``KAFKA_ORACLE_CACHE`` names.
+
+Exit status: 0 no difference, 1 a difference, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE / "oracle")]
+
+import replay  # noqa: E402 - found by the lines above
+from oracle import KafkaOracle  # noqa: E402
+from record_traces import KINDS, VISIBLE_PROFILE, record_script  # noqa: E402
+
+# Scripts of the kind compact need the cleaner, which comes with the store.
+PLAYED_KINDS = [kind for kind in KINDS if kind != "compact"]
+SEEDS_END = 10**9
+
+# Beside the recorded scripts' own profile: small records in large numbers, tiny segments, large
+# gaps; each replaces some of what a script draws from.
+PROFILES = [
+    VISIBLE_PROFILE,
+    VISIBLE_PROFILE | {"segment.bytes": [300, 400], "records_per_batch": [1, 1, 2]},
+    VISIBLE_PROFILE
+    | {"offset_gap": [0, 1, 1000, 2**20], "first_offset": [0, 5, 2**33], "epoch_step": [0, 1, 7]},
+    VISIBLE_PROFILE | {"value_bytes": [0, 300, 3000], "segment.bytes": [10_000, 50_000]},
+    VISIBLE_PROFILE | {"clock_step_ms": [0, 1, 60_000], "producer_id_expiration_ms": [300]},
+]
+
+
+def cache_directory() -> Path:
+    """Where jars and classes are kept."""
+    return Path(os.environ.get("KAFKA_ORACLE_CACHE") or ROOT / ".cache" / "kafka-oracle")
+
+
+def seeds_of(kinds: Iterable[str], first: int) -> Iterator[int]:
+    """Yield seeds from ``first`` on whose scripts are of these kinds, without end."""
+    kinds = set(kinds)
+    return (seed for seed in itertools.count(first) if KINDS[seed % len(KINDS)] in kinds)
+
+
+def differing(kafka: KafkaOracle, seed: int) -> list[str]:
+    """Return the differences of one script."""
+    recorded = record_script(kafka, seed, PROFILES[seed // len(KINDS) % len(PROFILES)])
+    return [str(difference) for difference in replay.differences_of(recorded)]
+
+
+def main() -> int:
+    """Compare until time or seeds are used up."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
+    parser.add_argument("--seeds", help="FIRST-LAST; without it from a random one on")
+    parser.add_argument("--seconds", type=float, help="stop after these; 30 without --seeds")
+    parser.add_argument("--kinds", nargs="+", choices=PLAYED_KINDS, default=PLAYED_KINDS)
+    options = parser.parse_args()
+
+    first, last = random.randrange(SEEDS_END), None
+    if options.seeds:
+        first, last = (int(part) for part in options.seeds.split("-"))
+    seconds = options.seconds or (None if options.seeds else 30.0)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    count = differing_count = 0
+    with KafkaOracle(cache_directory()) as kafka:
+        for seed in seeds_of(options.kinds, first):
+            if (last is not None and seed > last) or (
+                deadline is not None and time.monotonic() > deadline
+            ):
+                break
+            differences = differing(kafka, seed)
+            count += 1
+            if differences:
+                differing_count += 1
+                print(f"seed {seed} ({KINDS[seed % len(KINDS)]}): {len(differences)} differences")
+                for difference in differences[:5]:
+                    print(f"    {difference}", flush=True)
+    print(f"{count} scripts from seed {first}, {differing_count} with differences")
+    return 1 if differing_count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
