@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from logstore._native import BATCH_DTYPE, Buffer, view_of
+from logstore._native import BATCH_DTYPE, Buffer, PatchedBatch, view_of
 from logstore.append_analysis import LogAppendInfo, analyze
 from logstore.append_origin import AppendOrigin
 from logstore.compression import CompressionType
@@ -131,7 +131,7 @@ class AppendingPartition(Partition):
 
     def write_batches(
         self,
-        data: Buffer,
+        data: Buffer | PatchedBatch,
         headers: npt.NDArray[Any],
         *,
         last_offset: int | None = None,
@@ -320,7 +320,7 @@ def _assigned(
     origin: AppendOrigin,
     leader_epoch: int,
     info: LogAppendInfo,
-) -> tuple[Buffer, npt.NDArray[Any]]:
+) -> tuple[Buffer | PatchedBatch, npt.NDArray[Any]]:
     """Validate as a leader; return the bytes with offsets from the log end on, and the headers."""
     config = log.config
     info.first_offset = log.log_end_offset
@@ -431,7 +431,7 @@ def _legacy_headers(data: memoryview) -> npt.NDArray[Any]:
 
 def _append_locked(
     log: AppendingPartition,
-    data: Buffer,
+    data: Buffer | PatchedBatch,
     headers: npt.NDArray[Any],
     origin: AppendOrigin,
     info: LogAppendInfo,
@@ -483,7 +483,7 @@ def _epoch_starts(headers: npt.NDArray[Any]) -> Iterator[tuple[int, int, int]]:
 
 def _check_producers(
     log: AppendingPartition,
-    data: Buffer,
+    data: Buffer | PatchedBatch,
     headers: npt.NDArray[Any],
     origin: AppendOrigin,
     segment: LogSegment,
@@ -499,6 +499,7 @@ def _check_producers(
     with_producer = np.flatnonzero(headers["producer_id"] != NO_PRODUCER_ID)
     if len(with_producer) == 0:
         return _Producers(updated, completed, None)
+    assert not isinstance(data, PatchedBatch)  # The validator copies what a producer numbered.
     state = log.producer_state
     start = segment.size_bytes - int(headers["position"][0])
     for at in with_producer.tolist():

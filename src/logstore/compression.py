@@ -280,8 +280,7 @@ def _decompress_snappy(data: memoryview, bytes_max: int) -> bytes:
 
 def _walk_xerial(data: memoryview, bytes_max: int, blocks: list[tuple[memoryview, int]]) -> int:
     """Collect the blocks of a xerial stream; returns the sum of the sizes that they declare."""
-    _check_xerial_version(data)
-    position = _XERIAL_HEADER.size
+    position = _XERIAL_HEADER.size  # Like snappy-java: only a later header's version is checked.
     size_bytes = 0
     # Like snappy-java: fewer than four bytes at the end are not looked at.
     while len(data) - position >= 4:

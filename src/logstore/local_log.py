@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from logstore._native import Buffer, Writer
+    from logstore._native import Buffer, PatchedBatch, Writer
     from logstore.clock import Clock
     from logstore.config import LogConfig
     from logstore.files import Files
@@ -224,7 +224,7 @@ class LocalLog:
             active.attach(self.writer, segment_ms=self.config.max_segment_ms)
         return active
 
-    def append(self, batches: Buffer, headers: npt.NDArray[np.void]) -> None:
+    def append(self, batches: Buffer | PatchedBatch, headers: npt.NDArray[np.void]) -> None:
         """
         Write batches to the active segment. They are not published before :meth:`publish`.
 

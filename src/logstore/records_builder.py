@@ -39,9 +39,9 @@ CONTROL_FLAG: Final = 0x20
 DELETE_HORIZON_FLAG: Final = 0x40
 
 _PREFIX: Final = struct.Struct(">qiib")
-_CRC_TAIL: Final = struct.Struct(">hiqqqhii")
+CRC_FIELDS: Final = struct.Struct(">hiqqqhii")  # The header from the attributes on.
 assert _PREFIX.size == HEADER_UP_TO_MAGIC
-assert _PREFIX.size + 4 + _CRC_TAIL.size == BATCH_OVERHEAD
+assert _PREFIX.size + 4 + CRC_FIELDS.size == BATCH_OVERHEAD
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 RecordFields: TypeAlias = tuple[int | None, int, bytes | None, bytes | None, Headers]
@@ -225,7 +225,7 @@ def seal(
     if length > INT32_MAX - LOG_OVERHEAD:
         message = f"a batch of {length + LOG_OVERHEAD} bytes is beyond the format; split it"
         raise RecordTooLargeError(message)
-    tail = _CRC_TAIL.pack(
+    tail = CRC_FIELDS.pack(
         attributes,
         last_offset - base_offset,
         base_timestamp,

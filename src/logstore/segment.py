@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from logstore._native import Buffer, Writer
+    from logstore._native import Buffer, PatchedBatch, Writer
     from logstore.config import LogConfig
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import CompletedTxn, ProducerStateManager
@@ -528,7 +528,7 @@ class LogSegment:
             return True
         return not self.can_append_offset(last_offset)
 
-    def append(self, batches: Buffer, headers: npt.NDArray[np.void]) -> int:
+    def append(self, batches: Buffer | PatchedBatch, headers: npt.NDArray[np.void]) -> int:
         """
         Write complete batches at the end, make their index entries, and return their position.
 

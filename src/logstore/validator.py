@@ -14,7 +14,6 @@ Source: Kafka ``LogValidator``; spec 5.4.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,9 +22,11 @@ import numpy.typing as npt
 
 from logstore._native import (
     BATCH_DTYPE,
+    BATCH_OVERHEAD,
     BATCH_ROW,
     BatchRow,
     Buffer,
+    PatchedBatch,
     Record,
     RecordCheck,
     ScannedBatch,
@@ -33,6 +34,7 @@ from logstore._native import (
     crc32c,
     decode_records,
     scan_batches,
+    view_of,
 )
 from logstore.append_analysis import (
     LeaderHwChange,
@@ -47,9 +49,17 @@ from logstore.errors import (
     InvalidTimestampError,
 )
 from logstore.legacy import LegacyEntry
-from logstore.record import NO_TIMESTAMP, RecordBatch, TimestampType, encode_batch, iterate_batches
+from logstore.record import (
+    LOG_OVERHEAD,
+    NO_TIMESTAMP,
+    RecordBatch,
+    TimestampType,
+    encode_batch,
+    iterate_batches,
+)
 from logstore.records_builder import (
-    ATTRIBUTES_AT,
+    BATCH_HEADER,
+    CRC_FIELDS,
     DELETE_HORIZON_FLAG,
     LOG_APPEND_TIME_FLAG,
     TRANSACTIONAL_FLAG,
@@ -71,14 +81,8 @@ INT64_MAX: Final = 2**63 - 1
 
 Batch: TypeAlias = RecordBatch | LegacyEntry
 
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
-_UINT32: Final = struct.Struct(">I")
-_INT64: Final = struct.Struct(">q")
-_BASE_OFFSET_AT: Final = 0
-_LEADER_EPOCH_AT: Final = 12
-_CRC_AT: Final = 17
-_MAX_TIMESTAMP_AT: Final = 35
+# From this size on, writing the header apart costs less than copying the records behind it.
+_COPY_BYTES_MAX: Final = 64 << 10
 
 _NULL: Final = 0x01  # -1 as a varint.
 
@@ -94,7 +98,7 @@ class ValidationResult(NamedTuple):
     What a leader writes.
 
     Attributes:
-        records: The batches, offsets assigned.
+        records: The batches, offsets assigned; ``bytes()`` of it is what it is.
         next_offset: The offset behind the last one.
         max_timestamp: Of the records, or the append time.
         log_append_time: When they were validated.
@@ -105,7 +109,7 @@ class ValidationResult(NamedTuple):
     Source: Kafka ``LogValidator.ValidationResult``.
     """
 
-    records: bytes | bytearray
+    records: bytes | bytearray | PatchedBatch
     next_offset: int
     max_timestamp: int
     log_append_time: int
@@ -370,7 +374,7 @@ class LogValidator:
     def _renumbered(
         self, row: BatchRow, data: Buffer, next_offset: int, max_timestamp: int, attributes: int
     ) -> ValidationResult:
-        """Return a copy of the batch with other header fields."""
+        """Return the batch with other header fields."""
         end_offset = next_offset + row.record_count
         last_offset_delta = row.last_offset - row.base_offset
         base_offset = end_offset - 1 - last_offset_delta
@@ -380,15 +384,30 @@ class LogValidator:
                 f"not fit log end offset {next_offset}; mend the producer"
             )
             raise InvalidRecordError(message)
-        records = bytearray(data)
         crc = row.crc
         if max_timestamp != row.max_timestamp or attributes != row.attributes:
-            _INT16.pack_into(records, ATTRIBUTES_AT, attributes)
-            _INT64.pack_into(records, _MAX_TIMESTAMP_AT, max_timestamp)
-            crc = crc32c(memoryview(records)[ATTRIBUTES_AT:])
-            _UINT32.pack_into(records, _CRC_AT, crc)
-        _INT64.pack_into(records, _BASE_OFFSET_AT, base_offset)
-        _INT32.pack_into(records, _LEADER_EPOCH_AT, self.leader_epoch)
+            crc = self._crc_of(row, data, last_offset_delta, max_timestamp, attributes)
+        head = BATCH_HEADER.pack(
+            base_offset,
+            row.size_bytes - LOG_OVERHEAD,
+            self.leader_epoch,
+            row.magic,
+            crc,
+            attributes,
+            last_offset_delta,
+            row.base_timestamp,
+            max_timestamp,
+            row.producer_id,
+            row.producer_epoch,
+            row.base_sequence,
+            row.record_count,
+        )
+        records: bytearray | PatchedBatch
+        if row.size_bytes < _COPY_BYTES_MAX or row.producer_id >= 0:
+            records = bytearray(data)
+            records[: len(head)] = head
+        else:
+            records = PatchedBatch(head, data)
         header = BATCH_ROW.pack(
             0,
             base_offset,
@@ -416,6 +435,23 @@ class LogValidator:
             0,
             np.frombuffer(header, BATCH_DTYPE),
         )
+
+    @staticmethod
+    def _crc_of(
+        row: BatchRow, data: Buffer, last_offset_delta: int, max_timestamp: int, attributes: int
+    ) -> int:
+        """Return the CRC-32C of a batch with these header fields."""
+        fields = CRC_FIELDS.pack(
+            attributes,
+            last_offset_delta,
+            row.base_timestamp,
+            max_timestamp,
+            row.producer_id,
+            row.producer_epoch,
+            row.base_sequence,
+            row.record_count,
+        )
+        return crc32c(view_of(data)[BATCH_OVERHEAD:], crc32c(fields))
 
     def _encode_again(
         self, batch: RecordBatch, section: bytes | memoryview, check: RecordCheck, next_offset: int

@@ -272,7 +272,7 @@ class TestValidator:
         except LogStoreError:
             assert xors is not None
             return
-        batches = list(iterate_batches(result.records))
+        batches = list(iterate_batches(bytes(result.records)))
         found = [row for batch in batches for row in fields(batch)]
         for batch in batches:
             batch.ensure_valid()

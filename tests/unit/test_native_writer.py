@@ -13,6 +13,7 @@ from logstore._native.writer import (
     ROLLING_BASED_TIMESTAMP_UNKNOWN,
     Appended,
     NativeLog,
+    PatchedBatch,
     Writer,
     load_published,
 )
@@ -324,6 +325,19 @@ class TestAppendEncoded:
             segment.writer.append_encoded(data, headers_of(data))
         assert [(3, 210), (6, 420)] == segment.offset_entries()
         assert [(NOW + 3, 3), (NOW + 6, 6)] == segment.time_entries()
+
+    @pytest.mark.parametrize("value_bytes", [1, 40_000, 3 << 20])
+    def test_a_header_apart(self, segment, value_bytes):
+        """What is written is the header and the rest of the batch, over piece boundaries too."""
+        for offset in (0, 1):
+            batch = ready([bytes(value_bytes)], offset)
+            stale = b"x" * 61 + batch[61:]
+            patched = PatchedBatch(batch[:61], memoryview(stale))
+            assert batch == bytes(patched)
+            assert len(batch) == len(patched)
+            assert offset * len(batch) == segment.writer.append_encoded(patched, headers_of(batch))
+            assert batch == segment.data()[offset * len(batch) :]
+        assert 2 == segment.writer.log_end_offset
 
     def test_publishing_can_wait(self, segment):
         """Without publish the state moves and the published end does not."""

@@ -9,6 +9,7 @@ import pytest
 from logstore._native import (
     Columns,
     NativeLog,
+    PatchedBatch,
     Writer,
     encode_batch,
     read_block,
@@ -116,12 +117,23 @@ def append_encoded(segment):
     return LARGE
 
 
+def append_patched(segment):
+    value = b"p" * (2 << 20)
+    batch = encode_batch(
+        columns_of([value]), 0, base_offset=segment.writer.log_end_offset, batch_bytes=3 << 20
+    ).data
+    patched = PatchedBatch(batch[:61], bytes(61) + batch[61:])
+    segment.writer.append_encoded(patched, scan_batches(batch).batches)
+    return [value]
+
+
 APPENDS = [
     append_one,
     append_small_list,
     append_large_list,
     append_large_columns,
     append_encoded,
+    append_patched,
 ]
 
 

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from logstore._native import crc32c, scan_batches
+from logstore._native import PatchedBatch, crc32c, scan_batches
 from logstore.compression import CompressionType, compress
 from logstore.errors import (
     CorruptRecordError,
@@ -56,7 +56,9 @@ def validated(data, next_offset=0, *, origin=CLIENT, **settings):
     validator = LogValidator(origin=origin, **(fields | settings))
     with_info = validator.validate_messages_and_assign_offsets(data, next_offset, info)
     without = validator.validate_messages_and_assign_offsets(data, next_offset)
-    assert with_info[:-1] == without[:-1]
+    assert bytes(with_info.records) == bytes(without.records)
+    assert with_info[1:-1] == without[1:-1]
+    with_info = with_info._replace(records=bytes(with_info.records))
     batches = scan_batches(with_info.records).batches  # Verifies CRCs.
     for name in set(batches.dtype.names) - {"crc_ok"}:
         assert batches[name].tolist() == with_info.batches[name].tolist()
@@ -263,6 +265,30 @@ class TestInPlace:
         result = validated(batch)
         assert NOW == result.max_timestamp == RecordBatch(result.records).max_timestamp
         RecordBatch(result.records).ensure_valid()
+
+    @pytest.mark.parametrize("timestamp_type", [CREATE_TIME, LOG_APPEND_TIME])
+    @pytest.mark.parametrize("value_bytes", [10, 100_000])
+    def test_large_batches_are_not_copied(self, timestamp_type, value_bytes):
+        """Only their header is made anew; the bytes to write are the same."""
+        batch = encode_batch([(None, NOW - 1, None, bytes(value_bytes), ())])
+        info = analyzed(batch)
+        result = LogValidator(
+            now_ms=NOW,
+            source_compression=NONE,
+            target_compression=NONE,
+            timestamp_type=timestamp_type,
+            leader_epoch=4,
+        ).validate_messages_and_assign_offsets(batch, 9, info)
+        assert isinstance(result.records, PatchedBatch if value_bytes > 10 else bytearray)
+        assert len(batch) == len(result.records)
+        expected = encode_batch(
+            [(None, NOW - 1, None, bytes(value_bytes), ())],
+            base_offset=9,
+            leader_epoch=4,
+            timestamp_type=timestamp_type,
+            log_append_time=NOW,
+        )
+        assert expected == bytes(result.records)
 
     def test_a_delete_horizon_stays(self):
         """Like every other bit."""

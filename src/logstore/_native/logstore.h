@@ -581,13 +581,15 @@ int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset);
 int64_t ls_load(uintptr_t address);
 
 /*
- * Append `size` bytes of whole batches that are ready: offsets, epoch and CRC are final. `batches`
- * are their `count` headers as a scan of these bytes from position 0 gives them. publish false leaves
- * the log end offset to ls_writer_publish. Returns the position, LS_E_ROLL if an offset or the
+ * Append `size` bytes of whole batches that are ready: offsets, epoch and CRC are final. `head` is
+ * written in place of the first head_size of them. `batches` are their `count` headers as a scan of
+ * what is written, from position 0, gives them. publish false leaves the log end offset to
+ * ls_writer_publish. Returns the position, LS_E_ROLL if an offset or the
  * size does not fit the segment, LS_E_CORRUPT if headers and bytes do not belong together.
  */
-int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t bytes, int64_t size,
-                                 uintptr_t batches, int64_t count, bool publish, bool may_wait);
+int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head_size,
+                                 uintptr_t bytes, int64_t size, uintptr_t batches, int64_t count,
+                                 bool publish, bool may_wait);
 /*
  * Encode and append records [first, first + count) as leader, in batches of batch_bytes. now: of the
  * checks, and of log append time; -1: ask the clock. Stops before a batch that needs a roll.

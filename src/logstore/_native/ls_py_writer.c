@@ -103,26 +103,32 @@ PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {
         (long long)state.offset_of_max_timestamp, (long long)state.rolling_based_timestamp);
 }
 
-/* append_encoded(writer, data, batches, publish) -> position or error */
+/* append_encoded(writer, head, data, batches, publish) -> position or error */
 PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
     int64_t address, publish, result;
-    if (count != 4) return PyErr_Format(PyExc_TypeError, "append_encoded takes 4 arguments");
-    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 3, 1, &publish) < 0) return NULL;
-    Py_buffer data, batches;
-    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE) < 0) return NULL;
-    if (PyObject_GetBuffer(args[2], &batches, PyBUF_SIMPLE) < 0) {
-        PyBuffer_Release(&data);
-        return NULL;
+    if (count != 5) return PyErr_Format(PyExc_TypeError, "append_encoded takes 5 arguments");
+    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 4, 1, &publish) < 0) return NULL;
+    Py_buffer views[3];
+    for (int index = 0; index < 3; ++index) {
+        if (PyObject_GetBuffer(args[1 + index], &views[index], PyBUF_SIMPLE) < 0) {
+            while (index > 0) PyBuffer_Release(&views[--index]);
+            return NULL;
+        }
     }
+    Py_buffer *head = &views[0], *data = &views[1], *batches = &views[2];
     ls_writer *writer = writer_at(address);
-    int64_t batch_count = batches.len / (Py_ssize_t)sizeof(struct ls_batch);
-    SHORT_OR_WITHOUT_GIL(
-        result, data.len < BYTES_WITHOUT_GIL,
-        ls_writer_append_encoded(writer, (uintptr_t)data.buf, data.len, (uintptr_t)batches.buf,
-                                 batch_count, publish != 0, may_wait));
-    PyBuffer_Release(&batches);
-    PyBuffer_Release(&data);
+    int64_t batch_count = batches->len / (Py_ssize_t)sizeof(struct ls_batch);
+    if (head->len > data->len) {
+        result = LS_E_CORRUPT;
+    } else {
+        SHORT_OR_WITHOUT_GIL(
+            result, data->len < BYTES_WITHOUT_GIL,
+            ls_writer_append_encoded(writer, (uintptr_t)head->buf, head->len, (uintptr_t)data->buf,
+                                     data->len, (uintptr_t)batches->buf, batch_count, publish != 0,
+                                     may_wait));
+    }
+    for (int index = 0; index < 3; ++index) PyBuffer_Release(&views[index]);
     return PyLong_FromLongLong(result);
 }
 

@@ -51,8 +51,12 @@ static const uint8_t *copy_congruent(ls_writer *writer, const uint8_t *bytes, in
     return to;
 }
 
-/* Write the caller's bytes as they are, in pieces that end on piece boundaries of the file. */
-static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t size) {
+/*
+ * Write the caller's bytes as they are, in pieces that end on piece boundaries of the file.
+ * `bytes_to_come` will be written behind them by the same append.
+ */
+static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t size,
+                            int64_t bytes_to_come) {
     int64_t position = writer->staged_position;
     int64_t end = position + size;
     int64_t distance = (position - (int64_t)(uintptr_t)bytes) & (LS_PAGE - 1);
@@ -61,7 +65,8 @@ static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t siz
     while (position < end) {
         int64_t piece = min64(end, (position / LS_PIECE + 1) * LS_PIECE) - position;
         const uint8_t *from = is_slow ? copy_congruent(writer, bytes, piece, position) : bytes;
-        int64_t result = ls_writer_write(writer, from, piece, position, end - position - piece);
+        int64_t result = ls_writer_write(writer, from, piece, position,
+                                         end - position - piece + bytes_to_come);
         if (result < 0) return result;
         position += piece;
         bytes += piece;
@@ -70,12 +75,15 @@ static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t siz
     return 0;
 }
 
-static int64_t append_encoded(ls_writer *writer, const uint8_t *bytes, int64_t size,
+static int64_t append_encoded(ls_writer *writer, const uint8_t *head, int64_t head_size,
+                              const uint8_t *bytes, int64_t size,
                               const struct ls_batch *batches, int64_t count) {
     int64_t result = check_batches(writer, batches, count, size);
     if (result < 0) return result;
     int64_t position = writer->committed.size_bytes;
-    result = write_pieces(writer, bytes, size);
+    int64_t rest = size - head_size;
+    if (head_size > 0) result = write_pieces(writer, head, head_size, rest);
+    if (result >= 0) result = write_pieces(writer, bytes + head_size, rest, 0);
     for (int64_t index = 0; result >= 0 && index < count; ++index) {
         struct ls_batch batch = batches[index];
         batch.position += position;
@@ -85,12 +93,15 @@ static int64_t append_encoded(ls_writer *writer, const uint8_t *bytes, int64_t s
     return result < 0 ? result : position;
 }
 
-int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t bytes, int64_t size,
-                                 uintptr_t batches, int64_t count, bool publish, bool may_wait) {
+int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head_size,
+                                 uintptr_t bytes, int64_t size, uintptr_t batches, int64_t count,
+                                 bool publish, bool may_wait) {
     assert(size >= 0 && count >= 0);
+    assert(head_size >= 0 && head_size <= size);
     int64_t result = ls_writer_begin(writer, may_wait);
     if (result < 0) return result;
-    int64_t position = append_encoded(writer, (const uint8_t *)bytes, size,
+    int64_t position = append_encoded(writer, (const uint8_t *)head, head_size,
+                                      (const uint8_t *)bytes, size,
                                       (const struct ls_batch *)batches, count);
     if (position < 0) {
         ls_writer_abort(writer);

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from logstore._native._core import ffi, lib
 from logstore._native.columns import Columns
 from logstore._native.io import check
-from logstore._native.kernels import BATCH_DTYPE, Buffer
+from logstore._native.kernels import BATCH_DTYPE, Buffer, size_of, view_of
 from logstore._native.records import _objects
 from logstore.errors import (
     CorruptRecordError,
@@ -44,6 +44,30 @@ _exclusive = _objects.writer_exclusive
 _own_writer = _objects.own_writer
 _publish = _objects.writer_publish
 _state = _objects.writer_state
+
+
+class PatchedBatch:
+    """
+    A batch with another header, without a copy of its records.
+
+    Attributes:
+        head: Its first bytes.
+        data: The batch, of which the first ``len(head)`` bytes do not count.
+    """
+
+    __slots__ = ("data", "head")
+
+    def __init__(self, head: bytes, data: Buffer) -> None:
+        assert len(head) <= size_of(data)
+        self.head = head
+        self.data = data
+
+    def __len__(self) -> int:
+        return size_of(self.data)
+
+    def __bytes__(self) -> bytes:
+        return b"".join((self.head, view_of(self.data)[len(self.head) :]))
+
 
 if TYPE_CHECKING:
 
@@ -363,7 +387,7 @@ class Writer:
     # -- appending ---------------------------------------------------------------------------------
 
     def append_encoded(
-        self, batches: Buffer, headers: npt.NDArray[Any], *, publish: bool = True
+        self, batches: Buffer | PatchedBatch, headers: npt.NDArray[Any], *, publish: bool = True
     ) -> int:
         """
         Append whole batches whose offsets, epoch and CRC are final, and return their position.
@@ -381,8 +405,11 @@ class Writer:
         Source: Kafka ``LogSegment.append``; spec 4.2.
         """
         assert headers.dtype == BATCH_DTYPE
+        head = b""
+        if isinstance(batches, PatchedBatch):
+            head, batches = batches.head, batches.data
         position: int = _append_encoded(
-            self.address, batches, np.ascontiguousarray(headers), publish
+            self.address, head, batches, np.ascontiguousarray(headers), publish
         )
         if position >= 0:
             return position
