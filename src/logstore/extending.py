@@ -64,10 +64,11 @@ class Extender:
     ) -> range:
         """Append what a caller gave; see ``Log.extend``."""
         codec = self._codec(compression)
-        parts = given_records(values, keys, timestamps, headers)
-        # Of sized input the first part is all there is: it is checked before the lock is taken.
+        in_c = codec is CompressionType.NONE
+        parts = given_records(values, keys, timestamps, headers, check_items=not in_c)
+        # Of sized input the first part is all there is: it is looked at before the lock is taken.
         first_part = next(parts, None)
-        if codec is CompressionType.NONE:
+        if in_c:
             writes = (self._list_write(part) for part in _chain(first_part, parts))
         else:
             now_ms = self._log.clock.milliseconds()

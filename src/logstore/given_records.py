@@ -43,12 +43,12 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class GivenRecords(NamedTuple):
-    """Records in lists of the same length; None: every key, time or header list is absent."""
+    """Records in lists or tuples of the same length; None: every key, time or header is absent."""
 
-    values: list[Any]
-    keys: list[Any] | None
-    timestamps: list[int] | None
-    headers: list[Any] | None
+    values: Sequence[Any]
+    keys: Sequence[Any] | None
+    timestamps: Sequence[int] | None
+    headers: Sequence[Any] | None
 
     def __len__(self) -> int:  # A tuple's own length means nothing here.
         return len(self.values)
@@ -151,9 +151,19 @@ def given_records(
     keys: Iterable[Buffer | None] | None,
     timestamps: Iterable[int | datetime] | None,
     headers: Iterable[Headers] | None,
+    *,
+    check_items: bool = True,
 ) -> Iterator[GivenRecords]:
     """
     Yield what a caller gave, all at once if it has a length, else in parts of some thousands.
+
+    Args:
+        values: Buffers or None.
+        keys: The same, or None: no keys.
+        timestamps: Times, or None: the time of the append.
+        headers: One set of headers for each record, or None: no headers.
+        check_items: Look at the type of each value and key, and the unit of each time. Who walks
+            the items in C next leaves that to it: it costs as much as writing them.
 
     Raises:
         TypeError: ``values`` is a single value, or an item is neither bytes nor None.
@@ -171,14 +181,19 @@ def given_records(
             raise ValueError(
                 f"values, keys, timestamps and headers have different lengths: {sorted(lengths)}"
             )
-        yield _checked(*(None if column is None else list(column) for column in columns))
+        yield _checked(*map(_listed, columns), check_items=check_items)
         return
     iterators = [None if column is None else iter(column) for column in columns]
     while True:
         parts = _next_part(iterators)
         if not parts[0]:
             return
-        yield _checked(*parts)
+        yield _checked(*parts, check_items=check_items)
+
+
+def _listed(column: Iterable[Any] | None) -> Sequence[Any] | None:
+    """Return a column in a form that C walks; a list or a tuple as it is, without a copy."""
+    return column if column is None or type(column) in (list, tuple) else list(column)  # type: ignore[return-value]
 
 
 def _next_part(iterators: list[Iterator[Any] | None]) -> list[list[Any] | None]:
@@ -204,30 +219,32 @@ def _next_part(iterators: list[Iterator[Any] | None]) -> list[list[Any] | None]:
 
 
 def _checked(
-    values: list[Any] | None,
-    keys: list[Any] | None,
-    timestamps: list[Any] | None,
-    headers: list[Any] | None,
+    values: Sequence[Any] | None,
+    keys: Sequence[Any] | None,
+    timestamps: Sequence[Any] | None,
+    headers: Sequence[Any] | None,
+    *,
+    check_items: bool,
 ) -> GivenRecords:
     assert values is not None
     for column, what in ((values, "value"), (keys, "key")):
-        if column is None:
+        if column is None or not check_items:
             continue
         # A set of types is a quarter of the time of a check of each item.
         for kind in set(map(type, column)) - {bytes, type(None)}:
             if not issubclass(kind, (bytes, bytearray, memoryview)):
                 for item in column:
                     check_buffer(item, what)
-    times = None if timestamps is None else _milliseconds(timestamps)
+    times = None if timestamps is None else _milliseconds(timestamps, check_items)
     pairs = None if headers is None else [header_pairs(each) for each in headers]
     if pairs is not None and not any(pairs):
         pairs = None
     return GivenRecords(values, keys, times, pairs)
 
 
-def _milliseconds(timestamps: list[Any]) -> list[int]:
+def _milliseconds(timestamps: Sequence[Any], check_items: bool) -> Sequence[int]:
     if set(map(type, timestamps)) <= {int}:
-        if timestamps:
+        if timestamps and check_items:
             try:
                 check_units(np.array(timestamps, np.int64))
             except OverflowError:
@@ -294,7 +311,7 @@ def encoded_headers(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
         return b""
     parts = [varint(len(headers))]
     for key, value in headers:
-        name = key.encode()
+        name = key.encode("utf-8", "surrogateescape")  # As keys are decoded.
         parts += [varint(len(name)), name]
         parts += [varint(-1)] if value is None else [varint(len(value)), value]
     return b"".join(parts)

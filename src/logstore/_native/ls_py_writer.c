@@ -133,11 +133,12 @@ PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t
 }
 
 PyObject *ls_py_appended(int64_t result, const struct ls_appended *appended) {
-    return Py_BuildValue("LLLLLLLiL", (long long)result, (long long)appended->first_offset,
+    return Py_BuildValue("LLLLLLLiLL", (long long)result, (long long)appended->first_offset,
                          (long long)appended->record_count, (long long)appended->position,
                          (long long)appended->size_bytes, (long long)appended->max_timestamp,
                          (long long)appended->offset_of_max_timestamp, (int)appended->problem,
-                         (long long)appended->problem_index);
+                         (long long)appended->problem_index,
+                         (long long)appended->problem_timestamp);
 }
 
 /* append_columns(writer, columns, first, count, now, flags) -> (result, *appended) */

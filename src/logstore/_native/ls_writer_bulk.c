@@ -136,19 +136,28 @@ enum ls_problem ls_judge_timestamp(const ls_writer *writer, int64_t timestamp, i
     return LS_PROBLEM_NONE;
 }
 
+static int64_t refuse_timestamp(struct ls_appended *appended, enum ls_problem problem,
+                                int64_t index, int64_t timestamp) {
+    appended->problem_timestamp = timestamp;
+    return refuse(appended, problem, index);
+}
+
 static int64_t check_timestamps(const ls_writer *writer, const struct ls_columns *columns,
                                 int64_t first, int64_t end, int64_t now, int32_t flags,
                                 struct ls_appended *appended) {
     const int64_t *timestamps = (const int64_t *)columns->timestamps;
     if (timestamps == NULL) {
         enum ls_problem problem = ls_judge_timestamp(writer, columns->timestamp, now, flags);
-        return problem == LS_PROBLEM_NONE ? 0 : refuse(appended, problem, first);
+        if (problem == LS_PROBLEM_NONE) return 0;
+        return refuse_timestamp(appended, problem, first, columns->timestamp);
     }
     for (int64_t index = first; index < end; ++index) {
         /* The same as its neighbour's is the usual case. */
         if (index > first && timestamps[index] == timestamps[index - 1]) continue;
         enum ls_problem problem = ls_judge_timestamp(writer, timestamps[index], now, flags);
-        if (problem != LS_PROBLEM_NONE) return refuse(appended, problem, index);
+        if (problem != LS_PROBLEM_NONE) {
+            return refuse_timestamp(appended, problem, index, timestamps[index]);
+        }
     }
     return 0;
 }

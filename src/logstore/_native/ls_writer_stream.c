@@ -34,7 +34,9 @@ int64_t ls_stream_judge(struct ls_stream *stream, int64_t index, struct ls_item 
     }
     enum ls_problem problem =
         ls_judge_timestamp(stream->writer, timestamp, stream->now, stream->flags);
-    return problem == LS_PROBLEM_NONE ? 0 : refuse(stream, problem, index);
+    if (problem == LS_PROBLEM_NONE) return 0;
+    stream->appended.problem_timestamp = timestamp;
+    return refuse(stream, problem, index);
 }
 
 int64_t ls_stream_put(struct ls_stream *stream, struct ls_item key, struct ls_item value,

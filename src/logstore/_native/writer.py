@@ -505,10 +505,10 @@ class Writer:
         return self._appended(answer)
 
     def _appended(self, answer: tuple[int, ...]) -> Appended:
-        result, *fields, problem, index = answer
+        result, *fields, problem, index, timestamp = answer
         if result < 0:
             if result == lib.LS_E_REFUSED:
-                _refuse(problem, index)
+                _refuse(problem, index, timestamp)
             check(result, "append records", self._path)
         return Appended._make(fields)
 
@@ -518,7 +518,7 @@ def _flags(all_or_nothing: bool, check_units: bool) -> int:
     return int(flags | (lib.LS_APPEND_CHECK_UNITS if check_units else 0))
 
 
-def _refuse(problem: int, index: int) -> NoReturn:
+def _refuse(problem: int, index: int, timestamp: int) -> NoReturn:
     """Raise what a native ``enum ls_problem`` stands for."""
     if problem == lib.LS_PROBLEM_RECORD_TOO_LARGE:
         raise RecordTooLargeError(
@@ -531,16 +531,25 @@ def _refuse(problem: int, index: int) -> NoReturn:
     if problem == lib.LS_PROBLEM_COLUMN:
         raise ValueError(f"record {index}: column offsets descend or exceed the data; check them")
     if problem == lib.LS_PROBLEM_TIMESTAMP_UNIT:
+        unit, factor = _unit_of(timestamp)
         raise ValueError(
-            f"record {index}: a timestamp is in milliseconds since the epoch, and this one can "
-            "only be in seconds, micro- or nanoseconds; convert it"
+            f"record {index}: timestamp {timestamp} looks like {unit}; give milliseconds: {factor}"
         )
     reasons = {
         lib.LS_PROBLEM_KEY_MISSING: "a compacted topic takes no record without a key",
-        lib.LS_PROBLEM_TIMESTAMP_BOUNDS: "its timestamp is outside message.timestamp.before.max.ms "
-        "and message.timestamp.after.max.ms",
-        lib.LS_PROBLEM_TIMESTAMP_NEGATIVE: "its timestamp is negative and not -1",
+        lib.LS_PROBLEM_TIMESTAMP_BOUNDS: f"timestamp {timestamp} is outside "
+        "message.timestamp.before.max.ms and message.timestamp.after.max.ms",
+        lib.LS_PROBLEM_TIMESTAMP_NEGATIVE: f"timestamp {timestamp} is negative and not -1",
     }
     reason = reasons[problem]
     kind = InvalidRecordError if problem == lib.LS_PROBLEM_KEY_MISSING else InvalidTimestampError
     raise kind(f"record {index}: {reason}; correct it", record_errors=[(index, reason)])
+
+
+def _unit_of(timestamp: int) -> tuple[str, str]:
+    """Return the unit that a time is probably in, and how to make milliseconds of it."""
+    if timestamp < 10**10:
+        return "seconds", "multiply by 1000"
+    if timestamp < 10**17:
+        return "microseconds", "divide by 1000"
+    return "nanoseconds", "divide by 1000000"
