@@ -100,7 +100,7 @@ def unallocated(variant: Variant) -> Variant:
     """Return the variant without space allocated ahead of its writes."""
 
     def run(watch: Stopwatch) -> None:
-        with mock.patch("logstore.partition._preallocated_bytes", return_value=0):
+        with mock.patch.object(logstore.LogConfig, "preallocation_bytes", 0):
             variant.run(watch)
 
     return dataclasses.replace(variant, run=run)
