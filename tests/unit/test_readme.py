@@ -1,0 +1,41 @@
+"""The programs in README.md run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.repository
+README = Path(__file__).resolve().parents[2] / "README.md"
+BLOCKS = re.findall(
+    r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+)
+
+
+@pytest.mark.parametrize("code", [block for block in BLOCKS if "def test_" not in block])
+def test_program_runs(tmp_path, code):
+    """Each program runs in an empty directory and prints what its comments say."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    for expected in re.findall(r"print\(.*\)  # (.*)", code):
+        assert expected in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("code", [block for block in BLOCKS if "def test_" in block])
+def test_example_test_passes(tmp_path, code):
+    """The test of the README passes with the plugin that the package brings; it has 8 lines."""
+    assert len(code.splitlines()) <= 8
+    (tmp_path / "test_example.py").write_text(code)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout
