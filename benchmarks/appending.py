@@ -40,6 +40,9 @@ def bulk(directory: Path, size: Size, value_size: int) -> Contest:
 
         return Variant(name, run, "cpu", values.total_bytes)
 
+    def full_columns(log: logstore.Log) -> None:
+        log.extend_arrow(values.full, value="value", key="key", timestamp="timestamp")
+
     def as_leader(log: logstore.Log) -> None:
         for batch in produced:
             log.append_batches(batch, leader_epoch=1)
@@ -55,7 +58,6 @@ def bulk(directory: Path, size: Size, value_size: int) -> Contest:
         return Target(f"{path}, {label}", variant, "P", floor, ambition, unit="P", peer=peer)
 
     plain = values.plain
-    full = {"value": "value", "key": "key", "timestamp": "timestamp"}
     return Contest(
         f"bulk {label}",
         (
@@ -64,7 +66,7 @@ def bulk(directory: Path, size: Size, value_size: int) -> Contest:
             unallocated(
                 appending("unallocated", lambda log: log.extend_arrow(plain, value="value"))
             ),
-            appending("full columns", lambda log: log.extend_arrow(values.full, **full)),
+            appending("full columns", full_columns),
             appending("list", lambda log: log.extend(items)),
             appending("leader", as_leader),
             appending("follower", as_follower),

@@ -104,7 +104,7 @@ class Columns:
             if timestamps.dtype != np.int64 or timestamps.shape != (count,):
                 message = f"timestamps must be int64 of shape ({count},); use astype('int64')"
                 raise ValueError(message)
-            struct.timestamps, _ = self._bytes(np.require(timestamps, requirements="CA"))
+            struct.timestamps, _ = self._bytes(np.require(timestamps, requirements=["C", "A"]))
         self.struct = struct
 
     def _bytes(self, data: Buffer | None) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class Columns:
         if offsets.dtype not in (np.int32, np.int64) or offsets.shape != (self.count + 1,):
             message = f"{name}_offsets must be int32 or int64 of shape ({self.count + 1},)"
             raise ValueError(message)
-        aligned = np.require(offsets, requirements="CA")
+        aligned = np.require(offsets, requirements=["C", "A"])
         return self._bytes(aligned)[0], offsets.dtype.itemsize
 
     def _bitmap(self, name: str, validity: Buffer | None, bit_offset: int) -> int:
