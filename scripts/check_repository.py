@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE_BYTES_MAX = 512 << 10
 MODULE_LINES_MAX = 700  # The rule is about 600.
 # Longer ones, and why they are not split.
-JUSTIFIED = {"src/logstore/segment.py": "one class, as Kafka has it: a segment with its indexes"}
+JUSTIFIED = {
+    "src/logstore/partition.py": "what stays consistent under one lock stands in one place",
+    "src/logstore/segment.py": "one class, as Kafka has it: a segment with its indexes",
+}
 C_LINES_MAX = 450  # The rule is about 400.
 DATA = ("tests/compat/",)  # What Kafka wrote: may be large, and says what it says.
 GENERATED = ("requirements/", "LICENSE", "src/logstore/_native/ls_crc32c_table.h")
