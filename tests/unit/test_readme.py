@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+
+if "pytest_logstore" not in {point.value for point in entry_points(group="pytest11")}:
+    pytest.skip("the package is not installed", allow_module_level=True)
 
 pytestmark = pytest.mark.repository
 README = Path(__file__).resolve().parents[2] / "README.md"
