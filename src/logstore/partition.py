@@ -627,6 +627,8 @@ class Partition(NativeLog):
         """
         Raise the high watermark, as a leader; return what it was, None if it did not move.
 
+        One that lies in a gap between batches is that of the batch behind the gap before.
+
         Raises:
             ValueError: The offset is beyond the log end.
 
@@ -640,7 +642,10 @@ class Partition(NativeLog):
                     f" {self.log_end_offset}; append first"
                 )
             old = self._placed(self._watermarks.high_watermark_metadata)
-            old = old._replace(message_offset=self.high_watermark)
+            if old.message_offset > self.high_watermark:
+                self._set_high_watermark(old)  # Over a gap, in which nothing is.
+            elif old.message_offset < self.high_watermark:
+                old = old._replace(message_offset=self.high_watermark)
             if old.message_offset < new.message_offset or (
                 old.message_offset == new.message_offset
                 and not old.message_offset_only
@@ -691,7 +696,7 @@ class Partition(NativeLog):
             )
             if watermark is self._watermarks.high_watermark_metadata:
                 with self._lock:  # As in Kafka: after a truncation it may still be an old one.
-                    self._refresh_first_unstable_offset()
+                    self._on_high_watermark_updated()
         return looked_up[1]
 
     def _refresh_first_unstable_offset(self) -> None:

@@ -327,10 +327,8 @@ class LogstoreEngine:
 
     def op_maybe_increment_high_watermark(self, request: Request) -> Json:
         log = self.log(request)
-        # Kafka 4.1 looks up the place of a watermark, and takes the offset of the batch it finds.
-        looked_up = log._placed(log._watermarks.high_watermark_metadata)
         previous = log.maybe_increment_high_watermark(request["offset"])
-        return {"previous": None if previous is None else list(looked_up)}
+        return {"previous": None if previous is None else list(previous)}
 
     def op_maybe_update_high_watermark(self, request: Request) -> Json:
         return {"changed_to": self.log(request).maybe_update_high_watermark(request["offset"])}
