@@ -8,6 +8,7 @@ failing ones have the same methods.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -173,6 +174,7 @@ class FileHandle:
         self._guard = threading.Lock()
         self._lease_count = 0
         self._fd = files.open(path, flags, mode)
+        files.hold()
         self._is_closed = False
 
     @property
@@ -209,7 +211,7 @@ class FileHandle:
             self._lease_count -= 1
             is_last = self._is_closed and self._lease_count == 0
         if is_last:
-            self.files.close(self._fd)
+            self._close()
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"{self.path} is closed; open it again", path=self.path)
@@ -227,11 +229,18 @@ class FileHandle:
             self._is_closed = True
             is_last = self._lease_count == 0
         if is_last:
+            self._close()
+
+    def _close(self) -> None:
+        try:
             self.files.close(self._fd)
+        finally:
+            self.files.let_go()
 
     def __del__(self) -> None:
         if not self._is_closed:
-            self.close()
+            with contextlib.suppress(StorageError):  # Nobody could do anything about it.
+                self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self._lease_count} leases"

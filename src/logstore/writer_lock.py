@@ -65,6 +65,7 @@ class WriterLock:
             # A broker deletes the file when it is done: a lock on a file without a name is none.
             if self._files.lock(fd) and _is_file(fd, self.path):
                 self._fd = fd
+                self._files.hold()
                 return True
         finally:
             if self._fd != fd:
@@ -92,13 +93,19 @@ class WriterLock:
         try:
             self._files.unlock(fd)
         finally:
-            self._files.close(fd)
+            self._close(fd)
 
     def forget(self) -> None:
         """Close the descriptor that a forked child has inherited; the parent keeps the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        try:
             self._files.close(fd)
+        finally:
+            self._files.let_go()
 
     @property
     def is_held(self) -> bool:

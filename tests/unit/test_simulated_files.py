@@ -602,6 +602,15 @@ class TestCrash:
             del files, cycle
             gc.collect()
 
+    def test_a_handle_may_be_collected_with_its_files(self, tmp_path):
+        """In a cycle, an open handle is closed by files that Python may have freed first."""
+        for _ in range(20):
+            cycle = [SimulatedFiles()]
+            cycle.append(FileHandle(cycle[0], tmp_path / "a", CREATE))
+            cycle.append(cycle)
+            del cycle
+            gc.collect()
+
     def test_threads_share_it(self, tmp_path):
         """Eight threads write, sync and rename at once; each finds what it wrote."""
         files = SimulatedFiles(1)

@@ -198,6 +198,18 @@ class NativeFiles:
             raise MemoryError(message)
         self.io = io
 
+    def hold(self) -> None:
+        """
+        Keep the ``ls_io`` until :meth:`let_go`, for an object that closes something when collected.
+
+        A cycle of objects is collected in any order: the ``ls_io`` may be the first to go.
+        """
+        lib.ls_io_hold(self.io)
+
+    def let_go(self) -> None:
+        """End a :meth:`hold`; nothing here may be called afterwards by its holder."""
+        lib.ls_io_free(self.io)
+
     # -- files -------------------------------------------------------------------------------------
 
     def open(self, path: Path, flags: int, mode: int = 0o666) -> int:
