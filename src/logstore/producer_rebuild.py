@@ -113,7 +113,10 @@ def producer_batches(
 
     Ends before the first batch that holds ``end_offset`` or lies above it, and at damage.
     """
-    found = segment.translate_offset(start_offset)
+    try:
+        found = segment.translate_offset(start_offset)
+    except CorruptRecordError:
+        return
     if found is None:
         return
     position, end = found.position, segment.size_bytes
@@ -134,7 +137,11 @@ def producer_batches(
             return
         consumed, step_bytes = scan.valid_bytes, STEP_BYTES
         if scan.stop not in (SCAN_STOP_END, SCAN_STOP_TORN):
-            consumed += _foreign_bytes(segment, position + consumed)  # Magic 0, 1, or a future one.
+            # Magic 0, 1, or a future one.
+            foreign_bytes = _foreign_bytes(segment, position + consumed)
+            if foreign_bytes == 0:
+                return
+            consumed += foreign_bytes
         elif consumed == 0:
             step_bytes = _entry_bytes(data)
             if step_bytes > end - position:
