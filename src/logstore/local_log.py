@@ -434,6 +434,7 @@ class LocalLog:
         self._held = LogOffsetMetadata(target_offset, last.base_offset, position)
         self.writer.publish(target_offset)
         try:
+            self._mark_deleted(deleted)
             self.remove_and_delete_segments(deleted)
             last.truncate_to(target_offset)
         finally:
@@ -448,10 +449,24 @@ class LocalLog:
         """
         deleted = list(self.segments)
         self.segments.active.detach()
-        self.remove_and_delete_segments(deleted[:-1])
-        self.replace_segment(new_offset, deleted[-1])
+        self._mark_deleted(deleted)
+        self.segments = Segments([self.new_segment(new_offset)])
+        self.delete_segment_files(deleted)
         self.writer.publish(new_offset)
         return deleted
+
+    def _mark_deleted(self, segments: list[LogSegment]) -> None:
+        """
+        Rename segments' files to ``.deleted``, the last segment first, each durably.
+
+        Renames that are not synced may survive a power loss in any order: the log would be left
+        with a hole, or without its beginning.
+        """
+        for segment in reversed(segments):
+            if not segment.has_suffix(DELETED_SUFFIX):
+                segment.detach()
+                segment.change_file_suffixes("", DELETED_SUFFIX)
+                self._files.fsync_directory(self.directory)
 
     def remove_and_delete_segments(
         self, segments: list[LogSegment], *, asynchronous: bool = True
