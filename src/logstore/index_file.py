@@ -412,6 +412,7 @@ class IndexFile:
                 # Before the lease ends: closing may fail, but the file has changed.
                 self._view = None  # Readers at work keep the old one.
                 self._file_bytes = size
+                self._is_dirty = True
                 self._set_entry_count(min(self._entry_count, size // self.ENTRY_BYTES))
             if handle is not self._handle:
                 handle.close()

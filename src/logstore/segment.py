@@ -956,10 +956,12 @@ class LogSegment:
         if self._max_timestamp_and_offset is not None:
             self._append_last_time_entry()
         self._write_aborted()
-        if self._offset_index is not None:
-            self._offset_index.close()
-        if self._time_index is not None:
-            self._time_index.close()
+        for index in (self._offset_index, self._time_index):
+            if index is not None:
+                if index.is_open and index.writable:  # After a clean end nobody looks at them.
+                    index.trim_to_valid_size()
+                    index.flush()
+                index.close()
         if self._handle is not None:
             self._trim()
             with self._handle.lease() as fd:
@@ -1022,13 +1024,15 @@ class LogSegment:
         """Rename the four files: log, offset index, time index, transaction index."""
         assert self._file_suffix == old_suffix
         path = self.log_path
+        # Index objects are made when they are first needed: now, while they have the old names.
+        offset_index, time_index, txn_index = self.offset_index, self.time_index, self.txn_index
         self._file_suffix = new_suffix
         self._files.rename(path, self.log_path)
         if self._handle is not None:
             self._handle.path = self.log_path
-        self.offset_index.rename(self._path(INDEX_SUFFIX))
-        self.time_index.rename(self._path(TIME_INDEX_SUFFIX))
-        self.txn_index.rename(self._path(TXN_INDEX_SUFFIX))
+        offset_index.rename(self._path(INDEX_SUFFIX))
+        time_index.rename(self._path(TIME_INDEX_SUFFIX))
+        txn_index.rename(self._path(TXN_INDEX_SUFFIX))
 
     def update_directory(self, directory: str) -> None:
         """Learn that the directory was renamed."""
