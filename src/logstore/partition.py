@@ -554,10 +554,16 @@ class Partition(NativeLog):
         """
         self.check_writable()
         offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
-        if force:
-            self._group_commit.alone(lambda: self._flush(offset + 1, offset, closing=True))
-        elif offset > self.recovery_point:
-            self._group_commit.wait_for(offset)
+        try:
+            if force:
+                self._group_commit.alone(lambda: self._flush(offset + 1, offset, closing=True))
+            elif offset > self.recovery_point:
+                self._group_commit.wait_for(offset)
+        except StorageError:
+            with self._lock:
+                if not self._is_closed:
+                    self.refresh_fast_path()  # Which does not ask whether the log is poisoned.
+            raise
 
     def _flush_below(self, offset: int) -> None:
         self._flush(offset, offset)
@@ -575,7 +581,8 @@ class Partition(NativeLog):
             truncations = self._truncations
             start = self._watermarks.recovery_point
             active = self._local_log.active_segment
-            segments = self._local_log.segments.between(start, max(start, flush_offset))
+            # From the segment that ends there: sealing it has changed its files after their flush.
+            segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
         for segment in segments:
             try:
                 segment.flush(with_indexes=closing or segment is not active)
