@@ -1,0 +1,121 @@
+"""
+The power fails in the middle of a log's life, and in the middle of its recovery.
+
+By default a sample of the moments; all of them with LOGSTORE_HYPOTHESIS=nightly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+
+import crash_workload as workload
+import pytest
+
+from logstore.errors import SimulatedCrashError
+from logstore.simulated_files import SimulatedFiles
+
+SEEDS = 12 if workload.IS_NIGHTLY else 1
+MOMENTS = None if workload.IS_NIGHTLY else 25
+RECOVERY_MOMENTS = 40 if workload.IS_NIGHTLY else 2
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A directory for many small logs, in memory if that can be."""
+    holder, path = workload.directory_for_crashes(tmp_path_factory)
+    yield path
+    if holder is not None:
+        holder.cleanup()
+
+
+@pytest.fixture(scope="module")
+def states(directory):
+    """What the log holds before the first step and after each."""
+    return workload.reference(directory / "reference" / "log-0")
+
+
+@pytest.fixture(scope="module")
+def operations(directory):
+    """How many moments there are."""
+    files = SimulatedFiles()
+    session = workload.Session(os.fspath(directory / "count" / "log-0"), files)
+    (directory / "count").mkdir()
+    assert workload.run(session) is None
+    session.drop()
+    return files.operation_count
+
+
+def moments(operations, seed):
+    """Return the operations to crash at: all, or a sample that differs from seed to seed."""
+    step = 1 if MOMENTS is None else max(1, operations // MOMENTS)
+    return range(1 + seed * 7 % step, operations + 1, step)
+
+
+def crashed(directory, name, seed, crash_at, *, power_loss=True):
+    """Return the path of a log after a crash, and how many steps it had done."""
+    path = directory / name
+    path.mkdir()
+    files = SimulatedFiles(seed, crash_at)
+    session = workload.Session(os.fspath(path / "log-0"), files)
+    done = workload.run(session)
+    files.crash(power_loss=power_loss)
+    session.drop()
+    return session, done
+
+
+def check(session, states, done, *, power_loss=True):
+    """Open what is left with real files and hold it against what was acknowledged."""
+    recovered = workload.Session(session.path, clock=session.clock)
+    log = recovered.open()
+    found = workload.state_of(log)
+    before = states[max(done, 0)]
+    after, step = (states[done + 1], workload.STEPS[done][0]) if done >= 0 else (before, "open")
+    bases = workload.bases_of(log)
+    problem = workload.problem_after(found, before, after, step, bases, power_loss=power_loss)
+    assert problem is None, problem
+    workload.check_life(recovered, power_loss=power_loss)
+
+
+def test_power_loss(directory, states, operations):
+    """Whenever the power fails: what was flushed is there, and nothing that was not appended."""
+    for seed in range(SEEDS):
+        for crash_at in moments(operations, seed):
+            name = f"{seed}-{crash_at}"
+            session, done = crashed(directory, name, seed * 10_000 + crash_at, crash_at)
+            if done is None:
+                continue
+            try:
+                check(session, states, done)
+            except BaseException as error:
+                error.add_note(f"seed {seed}, crash in operation {crash_at}, step {done}")
+                raise
+            shutil.rmtree(directory / name)
+
+
+def test_power_loss_during_recovery(directory, states, operations):
+    """A recovery that is interrupted loses nothing either: the next one ends it."""
+    sample = moments(operations, 3)
+    for crash_at in sample[:: 1 if workload.IS_NIGHTLY else 4]:
+        for moment in range(RECOVERY_MOMENTS):
+            name = f"again-{crash_at}-{moment}"
+            seed = 77_000 + crash_at * 100 + moment
+            session, done = crashed(directory, name, seed, crash_at)
+            if done is None:
+                continue
+            # Sampled: the recovery has a few dozen operations.
+            again_at = 1 + moment if workload.IS_NIGHTLY else 1 + (crash_at + moment * 9) % 30
+            again = workload.Session(
+                session.path, SimulatedFiles(seed, again_at), clock=session.clock
+            )
+            try:
+                with contextlib.suppress(SimulatedCrashError):
+                    again.open()
+                again.files.crash()
+                again.drop()
+                check(session, states, done)
+            except BaseException as error:
+                error.add_note(f"crash in operation {crash_at}, step {done}, then in {again_at}")
+                raise
+            shutil.rmtree(directory / name)
