@@ -67,7 +67,7 @@ def rebuild_producer_state(
     producer_state.truncate_and_reload(log_start_offset, last_offset, now_ms)
     if last_offset > producer_state.map_end_offset and not was_empty_before:
         map_end = producer_state.map_end_offset
-        following = [*[segment.base_offset for segment in segments[1:]], None]
+        following = [*[segment.base_offset for segment in segments], None][1:]
         for segment, next_base in zip(segments, following, strict=True):
             if (next_base is None or next_base > map_end) and segment.base_offset < last_offset:
                 _read_segment(producer_state, segment, wanted, log_start_offset, last_offset)
