@@ -546,7 +546,7 @@ struct ls_appended {
     int64_t max_timestamp;           /* of this append, -1 none */
     int64_t offset_of_max_timestamp; /* last offset of its batch */
     int64_t problem_index;           /* the record that was refused */
-    int64_t problem_timestamp; /* its timestamp, if that is why */
+    int64_t problem_timestamp;       /* its timestamp, if that is why */
     int32_t problem;                 /* enum ls_problem */
     int32_t reserved;
 };

@@ -112,7 +112,8 @@ PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t
     Py_buffer views[3];
     for (int index = 0; index < 3; ++index) {
         if (PyObject_GetBuffer(args[1 + index], &views[index], PyBUF_SIMPLE) < 0) {
-            while (index > 0) PyBuffer_Release(&views[--index]);
+            while (index > 0)
+                PyBuffer_Release(&views[--index]);
             return NULL;
         }
     }
@@ -128,7 +129,8 @@ PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t
                                      data->len, (uintptr_t)batches->buf, batch_count, publish != 0,
                                      may_wait));
     }
-    for (int index = 0; index < 3; ++index) PyBuffer_Release(&views[index]);
+    for (int index = 0; index < 3; ++index)
+        PyBuffer_Release(&views[index]);
     return PyLong_FromLongLong(result);
 }
 

@@ -65,8 +65,8 @@ static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t siz
     while (position < end) {
         int64_t piece = min64(end, (position / LS_PIECE + 1) * LS_PIECE) - position;
         const uint8_t *from = is_slow ? copy_congruent(writer, bytes, piece, position) : bytes;
-        int64_t result = ls_writer_write(writer, from, piece, position,
-                                         end - position - piece + bytes_to_come);
+        int64_t result =
+            ls_writer_write(writer, from, piece, position, end - position - piece + bytes_to_come);
         if (result < 0) return result;
         position += piece;
         bytes += piece;
@@ -76,8 +76,8 @@ static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t siz
 }
 
 static int64_t append_encoded(ls_writer *writer, const uint8_t *head, int64_t head_size,
-                              const uint8_t *bytes, int64_t size,
-                              const struct ls_batch *batches, int64_t count) {
+                              const uint8_t *bytes, int64_t size, const struct ls_batch *batches,
+                              int64_t count) {
     int64_t result = check_batches(writer, batches, count, size);
     if (result < 0) return result;
     int64_t position = writer->committed.size_bytes;
@@ -100,9 +100,9 @@ int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head
     assert(head_size >= 0 && head_size <= size);
     int64_t result = ls_writer_begin(writer, may_wait);
     if (result < 0) return result;
-    int64_t position = append_encoded(writer, (const uint8_t *)head, head_size,
-                                      (const uint8_t *)bytes, size,
-                                      (const struct ls_batch *)batches, count);
+    int64_t position =
+        append_encoded(writer, (const uint8_t *)head, head_size, (const uint8_t *)bytes, size,
+                       (const struct ls_batch *)batches, count);
     if (position < 0) {
         ls_writer_abort(writer);
     } else {
