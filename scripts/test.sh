@@ -1,12 +1,26 @@
 #!/bin/sh
-# The tests. With LOGSTORE_NO_SKIPS=1 a test that is skipped for want of a download or of Java fails the run.
+# The tests. What they compare with Kafka's own classes needs a JDK 17, and Kafka's jars, which Maven fetches once
+# into .cache; without them these tests are skipped and say so. With LOGSTORE_NO_SKIPS=1 such a skip fails the run.
 #
 #   scripts/test.sh [pytest options]
 set -eu
 cd "$(dirname "$0")/.."
 
-version=$(java -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p') || version=
+export KAFKA_ORACLE_CACHE="${KAFKA_ORACLE_CACHE:-$PWD/.cache/kafka-oracle}"
+note() {
+    echo "logstore: $*; the tests that run Kafka's own classes are skipped" >&2
+}
+
+version=$(javac -version 2>&1 | sed -n 's/^javac \([0-9]*\).*/\1/p') || version=
 if [ "${version:-0}" -lt 17 ]; then
-    echo "logstore: no Java 17 or later; the tests that run Kafka's own classes are skipped" >&2
+    note "no JDK 17 or later"
+elif [ ! -d "$KAFKA_ORACLE_CACHE/libs" ]; then
+    if command -v mvn >/dev/null 2>&1; then
+        echo "logstore: fetch Kafka's jars (once)"
+        sh tests/compat/oracle/make-oracle.sh "$KAFKA_ORACLE_CACHE" >/dev/null ||
+            note "Kafka's jars cannot be fetched"
+    else
+        note "Kafka's jars are not in $KAFKA_ORACLE_CACHE, and there is no Maven to fetch them"
+    fi
 fi
 exec .venv/bin/python -m pytest "$@"

@@ -9,6 +9,7 @@ Environment:
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,8 +25,8 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("LOGSTORE_HYPOTHESIS", "commit"))
 
-# How a test says that something has to be fetched or installed first: pytest.skip("download: ...").
-MISSING = ("download:", "java:")
+# How a test says that something has to be fetched or installed first.
+MISSING = re.compile(r"download|fetch|java|jdk|jars|maven|oracle", re.IGNORECASE)
 
 
 def _forbidden_skips(config):
@@ -38,7 +39,7 @@ def _forbidden_skips(config):
         for report in terminal.stats.get("skipped", [])
         if isinstance(report.longrepr, tuple)
     ]
-    return [f"{test}: {reason}" for test, reason in skipped if reason.lower().startswith(MISSING)]
+    return [f"{test}: {reason}" for test, reason in skipped if MISSING.search(reason)]
 
 
 def pytest_sessionfinish(session):
