@@ -102,9 +102,9 @@ def test_failed_fsync_poisons(session, sync):
     for act in (
         lambda: log.append(b"y"),
         lambda: log.extend([b"y"]),
-        lambda: log.flush(),
+        log.flush,
         lambda: log.truncate_to(3),
-        lambda: log.roll(),
+        log.roll,
     ):
         with pytest.raises(PoisonedError):
             act()
@@ -161,7 +161,7 @@ def test_open(tmp_path, code):
         try:
             session.open()
         except StorageError as error:
-            assert code == error.errno  # noqa: PT017 - the loop goes on
+            assert code == error.errno
         session.files.clear()
     assert expected == reopened(session)
     session.drop()

@@ -41,7 +41,7 @@ def until_it_works(files, code, act):
         try:
             act()
         except StorageError as error:
-            assert code == error.errno  # noqa: PT017 - the loop goes on
+            assert code == error.errno
             files.clear()
         else:
             files.clear()

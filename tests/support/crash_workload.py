@@ -1,5 +1,5 @@
 """
-A small life of a log, step by step, for crash tests: what is acknowledged when, and what may be left.
+A small life of a log, step by step, for crash tests: what is acknowledged when.
 
 The same steps with the same clock always write the same bytes. So a run without a crash
 (:func:`reference`) tells what a crashed one had acknowledged, to the byte, and
@@ -46,7 +46,7 @@ CONFIG = LogConfig.of(
 
 def directory_for_crashes(tmp_path_factory):
     """Return a directory in memory if there is one: crash tests sync all the time."""
-    memory = "/dev/shm"  # noqa: S108
+    memory = "/dev/shm"
     if not os.access(memory, os.W_OK):
         return None, tmp_path_factory.mktemp("crash")
     holder = tempfile.TemporaryDirectory(dir=memory, prefix="logstore-crash-")
@@ -313,7 +313,7 @@ def problem_after(found: State, before: State, after: State, step: str, bases, *
         candidates = [before._replace(durable_offset=kept), after]
         if not power_loss:
             candidates[1] = after._replace(durable_offset=after.log_end_offset)
-    if step in ("delete",):
+    if step == "delete":
         candidates.append(
             after._replace(log_start_offset=before.log_start_offset, durable_offset=0)
         )
