@@ -216,6 +216,7 @@ class LogMachine(RuleBasedStateMachine):
         else:
             data[position:] = bytes(len(data) - position)
         path.write_bytes(data)
+        self.kept_end = None  # Damage may take what a truncation inside a batch had kept.
         self.open(clean=False)
 
         end = self.log.log_end_offset
