@@ -122,6 +122,9 @@ def open_log(
         except BaseException:
             state.close(clean=False)
             raise
+        if state.recovery_point > log.recovery_point:
+            # What it spoke of is gone. Nothing may come in its place before it says so.
+            state.write_recovery_point(log.recovery_point)
     _open_logs.add(log)
     return log
 

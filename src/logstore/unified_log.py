@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from logstore.appending import AppendingPartition
+from logstore.errors import StorageError
 from logstore.file_records import FetchDataInfo
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_rebuild import rebuild_producer_state
@@ -439,7 +440,8 @@ class UnifiedLog(AppendingPartition):
             with contextlib.nullcontext() if is_forked else self._lock:
                 self._stop()
                 for segment in self._local_log.segments:
-                    segment.close_handlers()
+                    with contextlib.suppress(StorageError):
+                        segment.close_handlers()
         checkpoints, self._checkpoints = self._checkpoints, None
         if checkpoints is not None and not is_forked:
             checkpoints.close(clean=is_clean)
