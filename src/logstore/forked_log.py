@@ -43,6 +43,7 @@ class InheritedSegment(ViewSegment):
         self._offset_entries: Final = parents.offset_index.known_entry_count
         self._time_entries: Final = parents.time_index.known_entry_count
         self._is_measured = False
+        self._are_indexes_sure = True  # What of them is used was the parent's work.
 
     @property
     def size_bytes(self) -> int:

@@ -539,6 +539,11 @@ class IndexFile:
         if slot >= 0:
             yield self._problem(slot, "is not above the entry before it")
 
+    def unordered_slot(self, first_unordered: Callable[[int, int], int]) -> int:
+        """Return the first slot that is not above the one before it, -1 if there is none."""
+        view = self._current_view()
+        return first_unordered(view.address, view.count)
+
     def _used_count(self, view: View, *, allow_padding: bool) -> int:
         """Return the number of entries, without the zeros at the end if they are padding."""
         if not allow_padding:

@@ -42,6 +42,7 @@ from logstore.index import (
     TransactionIndex,
     TxnIndexSearchResult,
 )
+from logstore.index_repair import repair_indexes
 from logstore.recovery import recover_segment
 from logstore.unindexed_aborted import Finder, UnindexedAborted
 
@@ -137,6 +138,7 @@ class LogSegment:
     __slots__ = (
         "__weakref__",
         "_aborted",
+        "_are_indexes_sure",
         "_attachments",
         "_clock",
         "_directory",
@@ -205,6 +207,7 @@ class LogSegment:
         self._time_index: TimeIndex | None = None
         self._txn_index: TransactionIndex | None = None
         self._aborted: UnindexedAborted | None = None
+        self._are_indexes_sure = not file_already_exists
 
         if not file_already_exists and not files.exists(self.log_path):
             handle = self._open(os.O_RDWR | os.O_CREAT)
@@ -342,6 +345,11 @@ class LogSegment:
             return writer.log_end_offset, writer.size_bytes
 
     @property
+    def is_writable(self) -> bool:
+        """Whether the files may be changed."""
+        return self._open_flags == os.O_RDWR
+
+    @property
     def is_closed(self) -> bool:
         """Whether the segment was closed or deleted."""
         return self._is_closed
@@ -370,8 +378,14 @@ class LogSegment:
                 return TimestampOffset(state.max_timestamp, state.offset_of_max_timestamp)
         found = self._max_timestamp_and_offset
         if found is None:
-            found = self._max_timestamp_and_offset = self.time_index.last_entry
+            self._make_sure_of_indexes()
+            found = self._max_timestamp_and_offset or self.time_index.last_entry
+            self._max_timestamp_and_offset = found
         return found
+
+    def set_max_timestamp(self, largest: TimestampOffset) -> None:
+        """Take over the largest timestamp and the last offset of its batch: no index has them."""
+        self._max_timestamp_and_offset = largest
 
     def largest_timestamp(self) -> int:
         """Return the largest timestamp, or when the file was last written if there is none."""
@@ -478,14 +492,24 @@ class LogSegment:
         """Tell the indexes what the attached writer has appended to their files."""
         with self._guard:
             writer = self._writer
-            if writer is None:
+            if writer is not None:
+                for index, count in (
+                    (self.offset_index, writer.offset_entry_count),
+                    (self.time_index, writer.time_entry_count),
+                ):
+                    if count > index.entry_count:
+                        index.advance_entry_count(count - index.entry_count)
                 return
-            for index, count in (
-                (self.offset_index, writer.offset_entry_count),
-                (self.time_index, writer.time_entry_count),
-            ):
-                if count > index.entry_count:
-                    index.advance_entry_count(count - index.entry_count)
+        if not self._are_indexes_sure:
+            self._make_sure_of_indexes()
+
+    def _make_sure_of_indexes(self) -> None:
+        """Look at the indexes of a segment that was there before, once, and repair them."""
+        with self._guard:
+            if self._are_indexes_sure or self._is_closed:
+                return
+            self._are_indexes_sure = True
+        repair_indexes(self)
 
     def resize_indexes(self) -> None:
         """Give both indexes room for appends; makes them if they are not there yet."""
@@ -687,7 +711,7 @@ class LogSegment:
         """
         self.take_index_entries()
         indexed = self.time_index.lookup(timestamp)
-        if indexed.offset > starting_offset and not self._holds_time_entry(indexed):
+        if indexed.offset > starting_offset and not self.holds_time_entry(indexed):
             indexed = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         for header in self._headers_from(max(indexed.offset, starting_offset)):
             if header.max_timestamp < timestamp or header.last_offset < starting_offset:
@@ -709,7 +733,7 @@ class LogSegment:
                 )
         return None
 
-    def _holds_time_entry(self, entry: TimestampOffset) -> bool:
+    def holds_time_entry(self, entry: TimestampOffset) -> bool:
         """Whether the batch that a time index entry names has the entry's timestamp."""
         for header in self._headers_from(entry.offset):
             if header.last_offset >= entry.offset:
@@ -816,6 +840,7 @@ class LogSegment:
         Source: Kafka ``LogSegment.recover``; spec 4.7.
         """
         assert self._writer is None
+        self._are_indexes_sure = True
         valid_bytes, largest = recover_segment(self, producer_state, leader_epochs)
         if before_cut is not None and valid_bytes < self._size_bytes:
             before_cut(self, valid_bytes)
