@@ -6,10 +6,12 @@ The golden set: log directories of real brokers, packed by family in ``golden/<f
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tarfile
 from pathlib import Path
+from typing import Any
 
 PACKED = Path(__file__).resolve().parent / "golden"
 
@@ -17,6 +19,15 @@ PACKED = Path(__file__).resolve().parent / "golden"
 def families() -> list[str]:
     """Names of the packed families."""
     return sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
+
+
+def expected(family: str) -> dict[str, Any]:
+    """Return what Kafka said of a family, without unpacking it."""
+    given = os.environ.get("LOGSTORE_GOLDEN")
+    if given:
+        return json.loads(Path(given, family, "expected.json").read_text())
+    with tarfile.open(PACKED / f"{family}.tar.xz") as packed:
+        return json.load(packed.extractfile(f"{family}/expected.json"))
 
 
 def directory(cache: Path) -> Path:

@@ -12,36 +12,15 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import shutil
-import tarfile
-from pathlib import Path
 
+import golden_set
 import pytest
 
 from logstore.clock import ManualClock
 from logstore.errors import CorruptRecordError
 from logstore.record import iterate_batches
 from logstore.testing import open_log
-
-ROOT = Path(os.environ.get("LOGSTORE_GOLDEN") or Path(__file__).with_name("golden"))
-FAMILIES = [
-    "compacted",
-    "damaged-clean",
-    "damaged-clean-fatal",
-    "internal-topics",
-    "leader-epochs",
-    "legacy-2.8",
-    "records",
-    "replica-leader",
-    "replica-truncated",
-    "retention",
-    "transactions",
-    "unclean",
-    "unclean-no-checkpoint",
-    "v2-from-2.8",
-    "v2-plain",
-]
 
 # When the directories were made: producers that are a day older would be forgotten.
 NOW_MS = 1_795_256_000_000
@@ -67,6 +46,7 @@ OTHERWISE = {
     # An index does not hide records, and stale entries answer nothing (decision 0021).
     ("damaged-clean", "index-garbage-old-0"): SOUND,
     ("damaged-clean", "missing-timeindex-active-0"): SOUND,
+    ("damaged-clean", "timeindex-garbage-old-0"): SOUND,
     ("damaged-clean", "empty-log-active-0"): {"end": 69},
     # Transactions are rebuilt from the log, not forgotten (decision 0022).
     ("damaged-clean", "missing-snapshots-0"): SOUND,
@@ -80,37 +60,13 @@ OTHERWISE = {
 }
 
 
-def stored(family):
-    return (ROOT / family).is_dir() or (ROOT / f"{family}.tar.xz").exists()
-
-
-@pytest.fixture(name="golden", scope="module")
-def _golden(tmp_path_factory):
-    """Return the directory of a family, unpacked once."""
-    unpacked = {}
-
-    def directory_of(family):
-        if not stored(family):
-            pytest.skip(f"{ROOT} does not hold {family}")
-        if (ROOT / family).is_dir():
-            return ROOT / family
-        if family not in unpacked:
-            target = tmp_path_factory.mktemp("golden")
-            with tarfile.open(ROOT / f"{family}.tar.xz") as archive:
-                archive.extractall(target, filter="data")
-            unpacked[family] = target / family
-        return unpacked[family]
-
-    return directory_of
-
-
 @pytest.fixture(name="expected_of", scope="module")
 def _expected_of(golden):
     read = {}
 
     def expected_of(family):
         if family not in read:
-            read[family] = json.loads((golden(family) / "expected.json").read_text())["partitions"]
+            read[family] = json.loads((golden / family / "expected.json").read_text())["partitions"]
         return read[family]
 
     return expected_of
@@ -146,11 +102,11 @@ class Expectation:
         # A broker adds its own epoch when it becomes leader.
         self.has_broker_epoch = family.startswith(("damaged", "unclean"))
         if like or "end" in (otherwise or {}):
-            records = own_records(golden(family) / "logdir" / name, end)
+            records = own_records(golden / family / "logdir" / name, end)
             self.records = [line_of(record) for record, is_control in records if not is_control]
             self.lookups = own_lookups([record for record, _ in records])
         else:
-            lines = gzip.decompress((golden(family) / source["records"]["file"]).read_bytes())
+            lines = gzip.decompress((golden / family / source["records"]["file"]).read_bytes())
             self.records = list(map(json.loads, lines.splitlines()))
             self.lookups = [query for query in source["list_offsets"] if "error" not in query]
 
@@ -282,17 +238,11 @@ def compare(log, expectation):
 
 
 def cases():
-    """Every partition of every family, without those that no consumer can read."""
-    for family in FAMILIES:
-        if not stored(family):
-            yield pytest.param(family, None, marks=pytest.mark.skip(reason=f"{ROOT} has none"))
+    """Yield every partition of every family, without those that no consumer can read."""
+    for family in golden_set.families():
+        if family == "startup-failures":
             continue
-        if (ROOT / family).is_dir():
-            text = (ROOT / family / "expected.json").read_text()
-        else:
-            with tarfile.open(ROOT / f"{family}.tar.xz") as archive:
-                text = archive.extractfile(f"{family}/expected.json").read()
-        for name in json.loads(text)["partitions"]:
+        for name in golden_set.expected(family)["partitions"]:
             if name != "__cluster_metadata-0":
                 yield pytest.param(family, name, id=f"{family}/{name}")
 
@@ -302,7 +252,7 @@ class TestOpened:
     def test_for_writing(self, golden, expected_of, tmp_path, family, name):
         """Offsets, segments, records and lookups are Kafka's; once closed, the same again."""
         expectation = Expectation(golden, expected_of, family, name)
-        path = copy_of(golden(family), name, tmp_path / "logdir") / name
+        path = copy_of(golden / family, name, tmp_path / "logdir") / name
         with opened(path, "a", expectation) as log:
             log.delete_old_segments()  # What a broker does right after it started.
             compare(log, expectation)
@@ -315,7 +265,7 @@ class TestOpened:
         if name == "no-segments-0":
             pytest.skip("there is nothing to read")
         expectation = Expectation(golden, expected_of, family, name)
-        logdir = copy_of(golden(family), name, tmp_path / "logdir")
+        logdir = copy_of(golden / family, name, tmp_path / "logdir")
         before = {
             path: (path.stat().st_mtime_ns, path.stat().st_size) for path in logdir.rglob("*")
         }
@@ -328,6 +278,4 @@ class TestOpened:
 
 def test_every_deliberate_difference_is_one(expected_of):
     """OTHERWISE names cases that exist."""
-    for family, name in OTHERWISE:
-        if stored(family):
-            assert name in expected_of(family)
+    assert [] == [(family, name) for family, name in OTHERWISE if name not in expected_of(family)]

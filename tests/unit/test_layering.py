@@ -29,6 +29,7 @@ LAYERS = [
     {"producer_state", "unindexed_aborted"},
     {"producer_view"},
     {"recovery"},
+    {"index_repair"},
     {"segment"},
     {"producer_rebuild", "quarantine", "segment_split"},
     {"aborted_finder"},
