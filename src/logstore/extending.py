@@ -175,7 +175,11 @@ class Extender:
 
         def write(first: int, all_or_nothing: bool) -> int:
             return writer.append_columns(
-                columns, first, columns.count - first, all_or_nothing=all_or_nothing
+                columns,
+                first,
+                columns.count - first,
+                all_or_nothing=all_or_nothing,
+                checked=not all_or_nothing,  # By the first call, which is for all or nothing.
             ).record_count
 
         return columns.count, write

@@ -753,6 +753,54 @@ class TestRoll:
         assert 0 == segment.writer.append_list([b""]).record_count
         assert 0 == segment.writer.append_columns(columns_of([b""])).record_count
 
+    @pytest.mark.parametrize("count", [30, 3000, 300_000])
+    def test_what_does_not_fit_is_checked_to_the_end(self, make_segment, count):
+        """Before going on in parts the caller hears of a wrong item; nothing is written."""
+        segment = make_segment(segment_bytes=2000, batch_bytes=500, key_required=True)
+        values, keys = [b"x" * 100] * count, [b"k"] * count
+        for column, wrong, error in (
+            (values, "text", TypeError),
+            (keys, None, InvalidRecordError),
+            (keys, 5, TypeError),
+        ):
+            kept, column[-1] = column[-1], wrong
+            with pytest.raises(error, match=str(count - 1)):
+                segment.writer.append_list(values, keys, all_or_nothing=True)
+            column[-1] = kept
+        timestamps = [NOW] * (count - 1) + [NOW // 1000]
+        with pytest.raises(ValueError, match="looks like seconds"):
+            segment.writer.append_list(values, keys, timestamps, all_or_nothing=True)
+        with pytest.raises(TypeError, match="header"):
+            segment.writer.append_list(
+                values, keys, None, [None] * (count - 1) + [[("h", "v")]], all_or_nothing=True
+            )
+        assert 0 == segment.writer.append_list(values, keys, all_or_nothing=True).record_count
+        assert (b"", 0) == (segment.data(), segment.writer.log_end_offset)
+        assert 0 < segment.writer.append_list(values, keys).record_count < 30
+
+    def test_columns_that_do_not_fit(self, make_segment):
+        """All or nothing writes nothing; the rules are checked once, by the call that may say 0."""
+        segment = make_segment(segment_bytes=2000, batch_bytes=500)
+        timestamps = np.full(3000, NOW)
+        columns = columns_of([b"x" * 100] * 3000, timestamps=timestamps)
+        assert 0 == segment.writer.append_columns(columns, all_or_nothing=True).record_count
+        timestamps[-1] = NOW // 1000
+        with pytest.raises(
+            ValueError, match="record 2999: timestamp 1700000000 looks like seconds"
+        ):
+            segment.writer.append_columns(columns, all_or_nothing=True)
+        assert b"" == segment.data()
+        assert 0 < segment.writer.append_columns(columns, checked=True).record_count < 30
+
+    @pytest.mark.parametrize(
+        ("timestamp", "unit"),
+        [(10**9, "seconds"), (10**15, "microseconds"), (10**18, "nanoseconds")],
+    )
+    def test_the_unit_is_guessed(self, segment, timestamp, unit):
+        """The error says what the time looks like and what to do."""
+        with pytest.raises(ValueError, match=f"{timestamp} looks like {unit}; give milliseconds"):
+            segment.writer.append_list([b""], timestamp=timestamp)
+
     def test_partial_appends_add_up(self, make_segment):
         """Rolling and going on from `first`, as a log does, loses and repeats nothing."""
         values = [b"%d" % i * (i % 30) for i in range(2000)]

@@ -553,7 +553,8 @@ struct ls_appended {
 
 enum ls_append_flag {
     LS_APPEND_ALL_OR_NOTHING = 1, /* write nothing if a roll would cut the append in two */
-    LS_APPEND_CHECK_UNITS = 2     /* refuse timestamps that can only be of another unit */
+    LS_APPEND_CHECK_UNITS = 2,    /* refuse timestamps that can only be of another unit */
+    LS_APPEND_CHECKED = 4         /* an earlier call has checked these records */
 };
 
 /* clock: address of an int64 of milliseconds, 0 for the real time. NULL: no memory. */

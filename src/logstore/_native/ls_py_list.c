@@ -103,6 +103,9 @@ static int64_t seal(struct walk *walk) {
     int64_t count = stream->appended.record_count;
     int64_t rest = walk->end - walk->first - count;
     int64_t bytes_to_come = stream->appended.size_bytes / count * rest;
+    /* Rather than write half of it first. The estimate may be wrong: rolling is never wrong. */
+    bool must_fit = stream->flags & LS_APPEND_ALL_OR_NOTHING;
+    if (must_fit && ls_stream_room(stream) < bytes_to_come) return LS_E_ROLL;
     Py_BEGIN_ALLOW_THREADS;
     result = ls_stream_write(stream, bytes_to_come);
     Py_END_ALLOW_THREADS;
@@ -248,10 +251,17 @@ static int64_t put_record(struct walk *walk, const struct record *record) {
     }
 }
 
-static int64_t append_any(struct walk *walk) {
+/* A record that is not put, because the append is not to be: its mistakes are found all the same. */
+static int64_t check_record(struct walk *walk, const struct record *record) {
+    return ls_stream_judge(&walk->stream, walk->index, record->key, record->timestamp);
+}
+
+/* Take one record and put or check it; LS_E_TYPE with an error set. */
+static int64_t each(struct walk *walk,
+                    int64_t (*use)(struct walk *walk, const struct record *record)) {
     struct record record = {0};
     int64_t result = LS_E_TYPE;
-    if (take_record(walk, &record) == 0) result = put_record(walk, &record);
+    if (take_record(walk, &record) == 0) result = use(walk, &record);
     release_record(&record);
     if (result >= 0) walk->index += 1;
     return result;
@@ -264,10 +274,18 @@ static int64_t fill(struct walk *walk) {
     int64_t result = 0;
     while (result >= 0 && walk->index < walk->end) {
         /* The first record of a batch, and what put_plain leaves: one after the other. */
-        result = append_any(walk);
+        result = each(walk, put_record);
         if (result >= 0 && is_plain && put_plain(walk) < 0) result = LS_E_TYPE;
     }
-    return result < 0 ? result : seal(walk);
+    if (result >= 0) result = seal(walk);
+    if (result == LS_E_ROLL && walk->stream.flags & LS_APPEND_ALL_OR_NOTHING) {
+        /* The caller goes on in parts: a wrong item must be found before the first is published. */
+        while (walk->index < walk->end && (result == LS_E_ROLL || result >= 0)) {
+            result = each(walk, check_record);
+        }
+        if (result >= 0) result = LS_E_ROLL;
+    }
+    return result;
 }
 
 static int64_t open_stream(struct walk *walk, ls_writer *writer) {

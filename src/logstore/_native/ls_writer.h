@@ -216,6 +216,8 @@ int64_t ls_stream_put(struct ls_stream *stream, struct ls_item key, struct ls_it
 int64_t ls_stream_seal(struct ls_stream *stream);
 /* Whether enough is staged to be written. */
 bool ls_stream_is_due(const struct ls_stream *stream);
+/* Bytes that the segment still takes. */
+int64_t ls_stream_room(const struct ls_stream *stream);
 /* Write it. About `bytes_to_come` will follow. */
 int64_t ls_stream_write(struct ls_stream *stream, int64_t bytes_to_come);
 /* Begin a batch with the record at `index`, of this size with deltas of 0. */

@@ -257,6 +257,23 @@ static int64_t append_columns(ls_writer *writer, const struct ls_columns *column
     return 0;
 }
 
+static int64_t check_columns(const ls_writer *writer, const struct ls_columns *columns,
+                             int64_t first, int64_t now, int32_t flags,
+                             struct ls_appended *appended) {
+    int64_t end = columns->count;
+    int64_t result = check_timestamps(writer, columns, first, end, now, flags, appended);
+    if (result < 0 || !(writer->config.flags & LS_WRITER_KEY_REQUIRED)) return result;
+    return check_keys(columns, first, end, appended);
+}
+
+/* False: not even without any overhead do the records fit the segment. Saves writing half of them. */
+static bool may_fit(const ls_writer *writer, const struct ls_columns *columns, int64_t first) {
+    int64_t count = columns->count - first;
+    int64_t bound = count == 0 ? 0 : ls_record_bound(columns, first, count);
+    int64_t least = bound - (LS_RECORD_OVERHEAD_MAX - LS_RECORD_BYTES_MIN) * count;
+    return least <= writer->config.segment_bytes - writer->committed.size_bytes;
+}
+
 struct ls_batch_fields ls_writer_fields(const ls_writer *writer, int64_t now) {
     bool is_append_time = writer->config.flags & LS_WRITER_LOG_APPEND_TIME;
     return (struct ls_batch_fields){
@@ -310,10 +327,11 @@ int64_t ls_writer_append_columns(ls_writer *writer, const struct ls_columns *col
     if (now < 0) now = ls_writer_now(writer);
     struct ls_columns part = *columns;
     part.count = first + count;
-    if (count > 0)
-        result = check_timestamps(writer, &part, first, part.count, now, flags, appended);
-    if (result >= 0 && count > 0 && writer->config.flags & LS_WRITER_KEY_REQUIRED) {
-        result = check_keys(&part, first, part.count, appended);
+    if (count > 0 && !(flags & LS_APPEND_CHECKED)) {
+        result = check_columns(writer, &part, first, now, flags, appended);
+    }
+    if (result >= 0 && flags & LS_APPEND_ALL_OR_NOTHING && !may_fit(writer, &part, first)) {
+        result = LS_E_ROLL;
     }
     if (result >= 0) result = append_columns(writer, &part, first, now, appended);
     result = ls_writer_finish(writer, appended, result, flags);

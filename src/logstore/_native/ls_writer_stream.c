@@ -76,6 +76,10 @@ bool ls_stream_is_due(const struct ls_stream *stream) {
     return ls_writer_is_due(stream->writer);
 }
 
+int64_t ls_stream_room(const struct ls_stream *stream) {
+    return stream->writer->config.segment_bytes - stream->writer->pending.size_bytes;
+}
+
 int64_t ls_stream_write(struct ls_stream *stream, int64_t bytes_to_come) {
     return ls_writer_write_due(stream->writer, bytes_to_come);
 }

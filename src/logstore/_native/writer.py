@@ -435,6 +435,7 @@ class Writer:
         timestamp_now: int = -1,
         all_or_nothing: bool = False,
         check_units: bool = True,
+        checked: bool = False,
     ) -> Appended:
         """
         Encode records as the leader and append them, in batches of ``batch_bytes``.
@@ -448,6 +449,8 @@ class Writer:
             timestamp_now: For bounds and log append time; -1 asks the clock.
             all_or_nothing: Write nothing unless all fit the segment.
             check_units: Refuse timestamps that can only be seconds, micro- or nanoseconds.
+            checked: An earlier call has checked keys and timestamps: of columns that go to several
+                segments, each record is looked at once.
 
         Raises:
             RecordTooLargeError: A record's batch would exceed ``max_message_bytes``.
@@ -459,7 +462,7 @@ class Writer:
         """
         if count is None:
             count = columns.count - first
-        flags = _flags(all_or_nothing, check_units)
+        flags = _flags(all_or_nothing, check_units) | (lib.LS_APPEND_CHECKED if checked else 0)
         address = int(ffi.cast("uintptr_t", columns.struct))
         answer = _append_columns(self.address, address, first, count, timestamp_now, flags)
         return self._appended(answer)
@@ -488,7 +491,8 @@ class Writer:
             first: Index of the first to append.
             timestamp: See ``timestamps``; -1 is now.
             timestamp_now: As in :meth:`append_columns`.
-            all_or_nothing: As in :meth:`append_columns`.
+            all_or_nothing: As in :meth:`append_columns`. If they do not fit, the items are still
+                checked to the last before 0 is returned.
             check_units: As in :meth:`append_columns`.
 
         Raises:
