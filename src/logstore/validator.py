@@ -98,7 +98,7 @@ class ValidationResult(NamedTuple):
     What a leader writes.
 
     Attributes:
-        records: The batches, offsets assigned; ``bytes()`` of it is what it is.
+        records: The batches, offsets assigned; ``bytes(records)`` gives them in one piece.
         next_offset: The offset behind the last one.
         max_timestamp: Of the records, or the append time.
         log_append_time: When they were validated.
