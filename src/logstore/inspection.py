@@ -309,9 +309,10 @@ class _Scan:
 
     def _entry_problem(self, entry: Entry, next_offset: int) -> tuple[str, str]:
         """Return the kind of damage and what is wrong with a complete entry not accepted."""
-        offsets = f"its offsets {entry.base_offset} to {entry.last_offset}"
         try:
             entry.ensure_valid()
+            # Of magic 0 and 1 the first offset is inside, perhaps compressed: it may be damaged.
+            offsets = f"its offsets {entry.base_offset} to {entry.last_offset}"
             if entry.last_offset < next_offset or entry.base_offset < next_offset:
                 return "order", f"{offsets} begin below {next_offset}"
             if entry.last_offset >= self._end_offset:

@@ -44,7 +44,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _run(arguments: argparse.Namespace) -> int:
     # What the load that follows has to say is in the repairs.
-    logging.getLogger("logstore").setLevel(logging.ERROR)
+    logger = logging.getLogger("logstore")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return _repair(arguments)
+    finally:
+        logger.setLevel(level)
+
+
+def _repair(arguments: argparse.Namespace) -> int:
     repair_count = 0
     left_count = 0
     for path in arguments.path:
