@@ -159,7 +159,11 @@ def _rebuild(segment: RepairableSegment) -> None:
         before = np.maximum.accumulate(np.concatenate([[last_offset], batches["last_offset"]]))
         batches = batches[batches["last_offset"] > before[:-1]]
         last_offset = int(before[-1])
-        segment.append_index_entries(*index_batches(batches, state))
+        try:
+            entries = index_batches(batches, state)
+        except OverflowError:
+            return  # A damaged base offset. Without entries the segment is scanned.
+        segment.append_index_entries(*entries)
         position += consumed
     largest = state.struct
     segment.time_index.maybe_append(

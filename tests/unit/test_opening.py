@@ -177,7 +177,7 @@ class TestReading:
             check=True,
             capture_output=True,
             text=True,
-            env={"PYTHONPATH": str(Path(logstore.__file__).parents[1])},
+            env={**os.environ, "PYTHONPATH": str(Path(logstore.__file__).parents[1])},
         )
         assert "30 b'29'\n" == shown.stdout
         os.chmod(path, 0o755)
