@@ -37,7 +37,8 @@ from logstore.errors import (
 )
 from logstore.file_records import LogOffsetMetadata
 from logstore.legacy import LegacyEntry
-from logstore.partition import FLUSH_MESSAGES_NEVER, Partition
+from logstore.partition import FLUSH_MESSAGES_NEVER
+from logstore.partition_watermarks import WatermarkedPartition
 from logstore.record import RecordBatch, TimestampType, iterate_batches
 from logstore.validator import LogValidator
 
@@ -64,7 +65,7 @@ class _Producers(NamedTuple):
     duplicate: BatchMetadata | None
 
 
-class AppendingPartition(Partition):
+class AppendingPartition(WatermarkedPartition):
     """
     A partition that can be appended to, with batches that are encoded already, and rolled.
 

@@ -1,13 +1,14 @@
 """
 One partition as a broker sees it: append, roll, flush, read, truncate, delete.
 
-================  ================================================================================
-``local_log.py``  segments: append, roll, read, truncate, delete
-``partition.py``  the lock, offsets, settings, listeners
-``appending.py``  one append, step by step (spec 5.3)
-this module       the operations of Kafka's ``UnifiedLog``
-``log.py``        what a Python program uses: records in, records out
-================  ================================================================================
+===========================  =====================================================================
+``local_log.py``             segments: append, roll, read, truncate, delete
+``partition.py``             the lock, offsets, settings, listeners, flush
+``partition_watermarks.py``  how high watermark, last stable offset and log start move
+``appending.py``             one append, step by step (spec 5.3); roll
+this module                  the other operations of Kafka's ``UnifiedLog``
+``log.py``                   what a Python program uses: records in, records out
+===========================  =====================================================================
 
 Appends of single records take a path in C that never comes here, as long as nothing needs to know
 of each append (see :meth:`Partition.refresh_fast_path`).

@@ -1,0 +1,348 @@
+"""
+The four files of a segment under their names: opened when they are needed, renamed, deleted.
+
+========================  ==================================================================
+``<base>.log``            entries, one after the other (spec 1.1)
+``<base>.index``          last offset of a batch -> its position, every index.interval.bytes
+``<base>.timeindex``      largest timestamp so far -> last offset of its batch
+``<base>.txnindex``       aborted transactions whose marker is here; absent when there are none
+========================  ==================================================================
+
+``<base>`` is the base offset in 20 digits. Index files are made when they are first needed, as in
+Kafka, and preallocated; they are cut to what is in them when the segment is sealed or closed.
+
+Source: Kafka ``LogFileUtils``, ``LazyIndex``, ``FileRecords``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from logstore.errors import ClosedError, DiskFullError
+from logstore.files import FileHandle, Files
+from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+DELETED_SUFFIX: Final = ".deleted"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
+TRUNCATED_SUFFIX: Final = ".truncated"  # Ours (DESIGN.md D6): the kept prefix before its rename.
+
+SEGMENT_BYTES_MAX: Final = 2**31 - 1
+RELATIVE_OFFSET_MAX: Final = 2**31 - 1
+OFFSET_DIGITS: Final = 20
+
+# Of an open file: the segment's, the local name, the lease's, and getrefcount's own.
+REFERENCES_OF_AN_UNREAD_FILE: Final = 4
+
+_making_indexes: Final = threading.Lock()
+
+
+def segment_file_name(base_offset: int, suffix: str) -> str:
+    """Return the name of a segment's file: 20 digits and the suffix."""
+    assert base_offset >= 0
+    return f"{base_offset:0{OFFSET_DIGITS}d}{suffix}"
+
+
+class SegmentFiles:
+    """
+    One segment's ``.log`` file and its indexes, as files.
+
+    **Thread rule**: any thread may have them opened; names change under the log's lock.
+
+    Args:
+        directory: Where the files are, or will be.
+        base_offset: Names the files.
+        index_bytes: The size of an index that is appended to.
+        file_suffix: ``.cleaned``, ``.swap`` or nothing.
+        writable: False opens every file read-only.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_directory",
+        "_file_suffix",
+        "_files",
+        "_guard",
+        "_handle",
+        "_index_bytes",
+        "_is_closed",
+        "_offset_index",
+        "_open_flags",
+        "_time_index",
+        "_txn_index",
+        "base_offset",
+        "on_open",
+    )
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        base_offset: int,
+        *,
+        index_bytes: int,
+        files: Files,
+        file_suffix: str,
+        writable: bool,
+    ) -> None:
+        assert base_offset >= 0
+        self._directory = os.fspath(directory)
+        self.base_offset: Final = base_offset
+        self._files = files
+        self._file_suffix = file_suffix
+        self._open_flags: Final = os.O_RDWR if writable else os.O_RDONLY
+        self._guard = threading.Lock()
+        self._handle: FileHandle | None = None
+        self._is_closed = False
+        #: Called when the ``.log`` file was opened: somebody bounds the number of open files.
+        self.on_open: Callable[[Any], None] | None = None
+        self._index_bytes: Final = index_bytes
+        # Made when they are first needed: a log of a thousand segments has to open at once.
+        self._offset_index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+        self._txn_index: TransactionIndex | None = None
+
+    # -- names -------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> str:
+        """Where the files are."""
+        return self._directory
+
+    @property
+    def files(self) -> Files:
+        """The door to the file system."""
+        return self._files
+
+    @property
+    def log_path(self) -> str:
+        """The ``.log`` file."""
+        return self._path(LOG_SUFFIX)
+
+    def _path(self, suffix: str) -> str:
+        name = segment_file_name(self.base_offset, suffix) + self._file_suffix
+        return f"{self._directory}{os.sep}{name}"
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the files may be changed."""
+        return self._open_flags == os.O_RDWR
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the segment was closed or deleted."""
+        return self._is_closed
+
+    def has_suffix(self, suffix: str) -> bool:
+        """Whether the files carry a suffix such as ``.deleted``."""
+        return self._file_suffix == suffix
+
+    # -- open --------------------------------------------------------------------------------------
+
+    @property
+    def offset_index(self) -> OffsetIndex:
+        """The ``.index`` file."""
+        index = self._offset_index
+        return self._make_indexes()[0] if index is None else index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        """The ``.timeindex`` file."""
+        index = self._time_index
+        return self._make_indexes()[1] if index is None else index
+
+    @property
+    def txn_index(self) -> TransactionIndex:
+        """The ``.txnindex`` file."""
+        index = self._txn_index
+        return self._make_indexes()[2] if index is None else index
+
+    def _make_indexes(self) -> tuple[OffsetIndex, TimeIndex, TransactionIndex]:
+        """Make the three objects, which touch no file, in one thread only."""
+        with _making_indexes:
+            if self._offset_index is None or self._time_index is None or self._txn_index is None:
+                door: dict[str, Any] = {
+                    "writable": self._open_flags == os.O_RDWR,
+                    "files": self._files,
+                }
+                base_offset, index_bytes = self.base_offset, self._index_bytes
+                offset_index = OffsetIndex(
+                    self._path(INDEX_SUFFIX), base_offset, index_bytes, **door
+                )
+                time_index = TimeIndex(
+                    self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **door
+                )
+                txn_index = TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, **door)
+                if self._is_closed:
+                    offset_index.close_handler()
+                    time_index.close_handler()
+                    txn_index.close()
+                self._txn_index, self._time_index = txn_index, time_index
+                self._offset_index = offset_index
+            return self._offset_index, self._time_index, self._txn_index
+
+    @property
+    def handle(self) -> FileHandle:
+        """
+        The open ``.log`` file; opened when it is first needed.
+
+        Raises:
+            ClosedError: The segment was closed or deleted.
+        """
+        handle = self._handle
+        return self._open(self._open_flags) if handle is None else handle
+
+    def _open(self, flags: int) -> FileHandle:
+        with self._guard:
+            if self._is_closed:
+                raise ClosedError(f"{self.log_path} is closed; open the log again")
+            if self._handle is not None:
+                return self._handle
+            handle = self._handle = FileHandle(self._files, self.log_path, flags)
+        if self.on_open is not None:
+            self.on_open(self)
+        return handle
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """Return ``size`` bytes of the ``.log`` file, fewer at its end."""
+        with self.handle.lease() as fd:
+            return self._files.pread(fd, size, position)
+
+    def modified_ms(self) -> int:
+        """Return when the ``.log`` file was last written."""
+        return self._files.modified_ms(self.log_path)
+
+    def set_modified_ms(self, modified_ms: int) -> None:
+        """Set the modification time of the ``.log`` file and of both indexes."""
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            if self._files.exists(self._path(suffix)):
+                self._files.set_modified_ms(self._path(suffix), modified_ms)
+
+    # -- cut ---------------------------------------------------------------------------------------
+
+    def _trim(self, size_bytes: int) -> None:
+        """Cut what was preallocated behind ``size_bytes``, or left there by a failed append."""
+        with self.handle.lease() as fd:
+            if self._files.size(fd) > size_bytes:
+                self._files.ftruncate(fd, size_bytes)
+
+    def _cut(self, size_bytes: int, *, in_place: bool) -> None:
+        """
+        Make the file end at ``size_bytes``.
+
+        Unless in place, the kept prefix becomes a new file under the old name: bytes that were
+        published never vanish under a reader. A file with a second name is never cut in place.
+        """
+        old = self.handle
+        with old.lease() as fd:
+            if in_place and self._files.link_count(fd) == 1:
+                self._files.ftruncate(fd, size_bytes)
+                self._files.fdatasync(fd)
+                return
+            try:
+                new = self._kept_prefix(fd, size_bytes)
+            except DiskFullError:
+                # Nobody reads from this file: no range and no read under way but this one.
+                if old.lease_count > 1 or sys.getrefcount(old) > REFERENCES_OF_AN_UNREAD_FILE:
+                    raise
+                if self._files.link_count(fd) > 1:
+                    raise
+                self._files.ftruncate(fd, size_bytes)
+                self._files.fdatasync(fd)
+                return
+        with self._guard:
+            self._handle = new  # Ranges read before keep the old file.
+        self._files.fsync_directory(self._directory)
+
+    def _kept_prefix(self, fd: int, size_bytes: int) -> FileHandle:
+        """Put a copy of the first bytes in the place of the file, durably but for its name."""
+        path = self.log_path
+        kept = path + TRUNCATED_SUFFIX
+        new = FileHandle(self._files, kept, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            with new.lease() as kept_fd:
+                self._files.copy_range(fd, 0, kept_fd, 0, size_bytes)
+                self._files.fdatasync(kept_fd)
+            self._files.rename(kept, path)
+        except BaseException:
+            new.close()
+            self._files.unlink(kept, missing_ok=True)
+            raise
+        new.path = path
+        return new
+
+    # -- close, delete, rename ---------------------------------------------------------------------
+
+    def _close_files(self) -> None:
+        """Close the files as a process that is killed does: nothing is flushed or cut."""
+        if self._offset_index is not None:
+            self._offset_index.close_handler()
+        if self._time_index is not None:
+            self._time_index.close_handler()
+        if self._txn_index is not None:
+            self._txn_index.close()
+        self._close_handle()
+
+    def _close_handle(self) -> None:
+        with self._guard:
+            self._is_closed = True
+            if self._handle is not None:
+                self._handle.close()
+                self._handle = None
+
+    def _delete_files(self) -> None:
+        """Delete the four files; all are tried, then the first failure is raised."""
+        first_error: OSError | None = None
+        for delete in (
+            self._delete_log,
+            self.offset_index.delete,
+            self.time_index.delete,
+            self.txn_index.delete,
+        ):
+            try:
+                delete()
+            except OSError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _delete_log(self) -> None:
+        path = self.log_path
+        self._close_handle()
+        self._files.unlink(path, missing_ok=True)
+
+    def change_file_suffixes(self, old_suffix: str, new_suffix: str) -> None:
+        """Rename the four files: log, offset index, time index, transaction index."""
+        assert self._file_suffix == old_suffix
+        path = self.log_path
+        # Index objects are made when they are first needed: now, while they have the old names.
+        offset_index, time_index, txn_index = self.offset_index, self.time_index, self.txn_index
+        self._file_suffix = new_suffix
+        self._files.rename(path, self.log_path)
+        if self._handle is not None:
+            self._handle.path = self.log_path
+        offset_index.rename(self._path(INDEX_SUFFIX))
+        time_index.rename(self._path(TIME_INDEX_SUFFIX))
+        txn_index.rename(self._path(TXN_INDEX_SUFFIX))
+
+    def update_directory(self, directory: str) -> None:
+        """Learn that the directory was renamed."""
+        self._directory = directory
+        if self._handle is not None:
+            self._handle.path = self.log_path
+        if self._offset_index is not None:
+            self._offset_index.update_path(self._path(INDEX_SUFFIX))
+        if self._time_index is not None:
+            self._time_index.update_path(self._path(TIME_INDEX_SUFFIX))
+        if self._txn_index is not None:
+            self._txn_index.update_path(self._path(TXN_INDEX_SUFFIX))
