@@ -98,8 +98,8 @@ class WatermarkedPartition(Partition):
         Source: Kafka ``fetchOffsetSnapshot``.
         """
         watermarks = self._watermarks
-        last_stable = self._placed(watermarks.last_stable_offset_metadata)
         high_watermark = self._placed(watermarks.high_watermark_metadata)
+        last_stable = self._placed(watermarks.last_stable_offset_metadata)
         return self.log_start_offset, self.log_end_offset_metadata, high_watermark, last_stable
 
     # -- high watermark ----------------------------------------------------------------------------

@@ -84,6 +84,8 @@ class UnifiedLog(AppendingPartition):
         self.check_open()
         self._check_log_start(start)
         if isolation == "read_committed":
+            # First, as in Kafka: knowing its place may settle the first unstable offset.
+            self._placed(self._watermarks.high_watermark_metadata)
             watermark = self._watermarks.last_stable_offset_metadata
         elif isolation == "read_uncommitted":
             watermark = self._watermarks.high_watermark_metadata
