@@ -156,6 +156,7 @@ class LogLoader:
         self._recovery_state: ProducerStateManager | None = None
         self._recovered_base: int | None = None
         self._recovered: set[int] = set()
+        self._swapped: set[int] = set()  # Base offsets of replacements that got their names here.
         self._txn_indexed: set[int] = set()  # Segments that have a .txnindex file.
 
     def load(self) -> LoadedLog:
@@ -275,6 +276,7 @@ class LogLoader:
             swaps, key=lambda name: (offset_of_file(name) or 0, _not_log(name), name)
         ):
             self._files.rename(self._path(name), self._path(name.removesuffix(SWAP_SUFFIX)))
+            self._swapped.add(offset_of_file(name) or 0)
         self._files.fsync_directory(self._directory)
 
     def _swapped_range(self, swaps: list[str]) -> tuple[int, int]:
@@ -362,7 +364,9 @@ class LogLoader:
         stem = segment_file_name(segment.base_offset, "")
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
             if stem + suffix not in present:
-                if only_kafkas and suffix == TIME_INDEX_SUFFIX:
+                # Kafka makes a replacement's offset index when it looks where that ends.
+                is_made = suffix == TIME_INDEX_SUFFIX or segment.base_offset in self._swapped
+                if only_kafkas and is_made:
                     continue
                 return f"{stem}{suffix} is missing"
         if only_kafkas:

@@ -113,6 +113,24 @@ class TestLeftovers:
         assert count - 1 == len(segments(path))
         assert not second.exists()
 
+    def test_replacement_without_indexes_is_recovered_once(self, path):
+        """
+        Where the end is unclean it is recovered with the rest, and snapshots are where Kafka's are.
+
+        Kafka opens a replacement to see where it ends, which makes its offset index.
+        """
+        log = segments(path)[-1]
+        log.rename(f"{log}.swap")
+        make_unclean(path, int(log.stem))
+        for snapshot in path.glob("*.snapshot"):
+            snapshot.unlink()
+        bases = [int(file.stem) for file in segments(path)]
+        with opened(path):
+            left = sorted(int(file.stem) for file in path.glob("*.snapshot"))
+        expected = [*bases[-1:], int(log.stem), COUNT]
+        assert expected == left
+        assert values() == contents(path)
+
     def test_damaged_replacement_deletes_nothing(self, path):
         """Before anything is deleted for a replacement, it is looked at."""
         first, second, *_ = segments(path)
