@@ -463,7 +463,13 @@ class Log(UnifiedLog):
         return self.fetch_offset_by_timestamp(when)
 
     def max_timestamp(self) -> TimestampAndOffset | None:
-        """Return the first record that has the largest timestamp, None if none has one."""
+        """
+        Return the first record that has the largest timestamp; None in a log without records.
+
+        The largest is -1 where no record has a timestamp, and messages of magic 0 cannot be found.
+
+        Source: Kafka ``fetchOffsetByTimestamp``, MAX_TIMESTAMP; spec 5.7.
+        """
         return self.fetch_offset_by_timestamp(MAX_TIMESTAMP)
 
     # -- check, close ------------------------------------------------------------------------------

@@ -365,15 +365,17 @@ class ReadableSegment(SegmentFiles):
 
     def offset_of_max_timestamp(self) -> TimestampAndOffset | None:
         """
-        Return the first record that has the segment's largest timestamp.
+        Return the first record that has the segment's largest timestamp, -1 if none has one.
+
+        None if the first batch that has it is a message of magic 0, which has no timestamps.
 
         Source: Kafka ``UnifiedLog.fetchOffsetByTimestamp``, MAX_TIMESTAMP; spec 5.7.
         """
         largest = self.max_timestamp_and_offset_so_far()
-        if largest.timestamp < 0:
-            return None
         for header in self._headers_from(largest.offset):
             if header.max_timestamp == largest.timestamp:
+                if header.magic == 0:
+                    return None
                 return self._first_record(header, largest.timestamp, self.base_offset)
         return None
 

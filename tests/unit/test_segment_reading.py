@@ -1,0 +1,42 @@
+"""Where a timestamp is in a segment."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+
+from logstore.record import encode_batch
+from logstore.testing import ManualClock, open_log
+
+
+@pytest.fixture(name="log")
+def _log(tmp_path):
+    with open_log(tmp_path / "t-0", clock=ManualClock(0)) as log:
+        yield log
+        assert [] == list(log.check())
+
+
+def message_of_magic_0(offset):
+    """One message without a timestamp: offset, size, CRC, magic, attributes, key, value."""
+    body = struct.pack(">bbi", 0, 0, -1) + struct.pack(">i", 1) + b"v"
+    return struct.pack(">qiI", offset, len(body) + 4, zlib.crc32(body)) + body
+
+
+class TestOffsetOfMaxTimestamp:
+    def test_without_any_timestamp(self, log):
+        """As in Kafka -1 is a timestamp like others then; no record at all is none."""
+        assert log.max_timestamp() is None
+        batch = encode_batch([(None, -1, None, b"v", ())] * 2, base_offset=0)
+        for _ in range(2):
+            log.append_batches(batch, leader_epoch=3)
+        assert (-1, 0, 3) == log.max_timestamp()
+        log.append_batches(encode_batch([(None, 0, None, b"v", ())]), leader_epoch=3)
+        assert (0, 4, 3) == log.max_timestamp()
+
+    def test_of_messages_that_cannot_have_one(self, log):
+        """Magic 0 has no field for it."""
+        log.append_as_follower(message_of_magic_0(0) + message_of_magic_0(1), 3)
+        assert 2 == log.log_end_offset
+        assert log.max_timestamp() is None
