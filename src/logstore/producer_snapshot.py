@@ -223,8 +223,10 @@ def snapshot_file_name(offset: int) -> str:
 
 def snapshot_offset_of(name: str) -> int | None:
     """Return the offset of a snapshot's file name, None if it is none."""
+    if not name.endswith(SNAPSHOT_SUFFIX):
+        return None
     stem = name.removesuffix(SNAPSHOT_SUFFIX)
-    if stem == name or not stem.isdecimal() or not stem.isascii() or len(stem) > 20:
+    if not stem.isdecimal() or not stem.isascii() or len(stem) > 20:
         return None
     offset = int(stem)
     return offset if offset < 2**63 and snapshot_file_name(offset) == name else None
@@ -239,6 +241,8 @@ def _in_kafkas_order(entries: list[ProducerStateEntry]) -> list[ProducerStateEnt
 
     Source: Java ``HashMap``, ``Long.hashCode``.
     """
+    if len(entries) <= 1:
+        return entries
     bucket_count = 16
     while len(entries) > bucket_count * 3 // 4:
         bucket_count *= 2
@@ -285,7 +289,11 @@ def write_snapshot(
     **Durability**: with ``sync`` the contents survive a power loss on return. A crash in between
     leaves a file that fails its CRC.
     """
-    data = encode_snapshot(entries)
+    write_snapshot_bytes(path, encode_snapshot(entries), sync=sync, files=files)
+
+
+def write_snapshot_bytes(path: Path, data: bytes, *, sync: bool, files: Files) -> None:
+    """Write the contents of a snapshot file as :func:`write_snapshot` does."""
     # Truncating: a shorter one over a longer one would leave a tail (spec 2.8).
     handle = FileHandle(files, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:

@@ -14,9 +14,8 @@ Source: Kafka ``ProducerStateManager``; KIP-98, KIP-360, KIP-890; spec 5.9.
 from __future__ import annotations
 
 import logging
-import os
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -34,15 +33,13 @@ from logstore.producer_append import (
     VerificationStateEntry,
 )
 from logstore.producer_snapshot import (
-    DELETED_SUFFIX,
     NO_PRODUCER_ID,
     BatchMetadata,
     ProducerStateEntry,
     read_snapshot,
-    snapshot_file_name,
-    snapshot_offset_of,
     write_snapshot,
 )
+from logstore.snapshot_files import SnapshotFiles, list_snapshot_offsets
 
 __all__ = [
     "LATE_TRANSACTION_BUFFER_MS",
@@ -120,14 +117,6 @@ class _Transactions:
         self._offsets.clear()
 
 
-def list_snapshot_offsets(directory: Path, *, files: Files = REAL_FILES) -> list[int]:
-    """Return the offsets of the snapshot files in a directory, ascending."""
-    if not files.exists(directory):
-        return []
-    offsets = (snapshot_offset_of(name) for name in files.listdir(directory))
-    return sorted(offset for offset in offsets if offset is not None)
-
-
 class ProducerStateManager:
     """
     The producers and transactions of one log, and its snapshot files.
@@ -142,13 +131,13 @@ class ProducerStateManager:
         clock: Tells when a verification begins.
         files: The door to the file system.
         name: Of the partition, for messages.
+        snapshots: The snapshot files, shared with another manager of the same directory.
 
     Source: Kafka ``ProducerStateManager``.
     """
 
     __slots__ = (
         "_clock",
-        "_directory",
         "_files",
         "_last_map_offset",
         "_last_snap_offset",
@@ -170,8 +159,8 @@ class ProducerStateManager:
         clock: Clock = SYSTEM_CLOCK,
         files: Files = REAL_FILES,
         name: str = "",
+        snapshots: SnapshotFiles | None = None,
     ) -> None:
-        self._directory = os.fspath(directory)
         self._files = files
         self._clock = clock
         self._name = name
@@ -183,12 +172,11 @@ class ProducerStateManager:
         self._oldest_txn_last_timestamp = -1
         self._last_map_offset = 0
         self._last_snap_offset = 0
-        # Replaced as a whole, ascending: readers see one moment.
-        self._snapshots: tuple[int, ...] = tuple(list_snapshot_offsets(directory, files=files))
+        self._snapshots = snapshots or SnapshotFiles(directory, files=files)
 
     def __repr__(self) -> str:
         return (
-            f"<ProducerStateManager {self._directory!r} {len(self._producers)} producers,"
+            f"<ProducerStateManager {self._name!r} {len(self._producers)} producers,"
             f" below offset {self._last_map_offset}>"
         )
 
@@ -437,7 +425,14 @@ class ProducerStateManager:
         """Note how far the state goes."""
         self._last_map_offset = last_offset
 
-    def truncate_and_reload(self, log_start_offset: int, log_end_offset: int, now_ms: int) -> None:
+    def truncate_and_reload(
+        self,
+        log_start_offset: int,
+        log_end_offset: int,
+        now_ms: int,
+        *,
+        withdraw: bool = False,
+    ) -> None:
         """
         Go back to the newest readable snapshot in ``(log_start_offset, log_end_offset]``.
 
@@ -445,16 +440,20 @@ class ProducerStateManager:
         at ``log_end_offset`` already. The caller applies the batches from :attr:`map_end_offset`
         on.
 
-        **Durability**: on return no snapshot from behind ``log_end_offset`` can come back.
+        **Durability**: on return no snapshot from behind ``log_end_offset`` can come back; with
+        ``withdraw`` only after :meth:`delete_withdrawn_snapshots`, until which the same ones may be
+        taken again without being written.
         """
         is_above_end = False
-        for offset in self._snapshots:
-            if offset > log_end_offset or offset <= log_start_offset:
+        for offset in self._snapshots.offsets:
+            if offset > log_end_offset and withdraw:
+                self._snapshots.withdraw(offset)
+            elif offset > log_end_offset or offset <= log_start_offset:
                 is_above_end = is_above_end or offset > log_end_offset
-                self._delete_snapshot(offset)
+                self._snapshots.delete(offset)
         if is_above_end:
             # It would tell of other batches once the log has grown to its offset again.
-            self._files.fsync_directory(self._directory)
+            self._snapshots.sync()
         if log_end_offset == self._last_map_offset:
             self.on_log_start_offset_incremented(log_start_offset)
             return
@@ -469,19 +468,18 @@ class ProducerStateManager:
         self._update_oldest_txn_timestamp()
 
     def _load_from_snapshot(self, log_start_offset: int, now_ms: int) -> None:
-        while self._snapshots:
-            offset = self._snapshots[-1]
-            path = self._snapshot_path(offset)
+        while (offset := self._snapshots.latest) is not None:
+            path = self._snapshots.path(offset)
             try:
                 entries = read_snapshot(path, files=self._files)
             except CorruptSnapshotError as error:
                 _logger.warning("%s", error)
-                self._delete_snapshot(offset)
+                self._snapshots.delete(offset)
                 continue
             except StorageError:
                 if self._files.exists(path):
                     raise
-                self._delete_snapshot(offset)  # Somebody took it away.
+                self._snapshots.delete(offset)  # Somebody took it away.
                 continue
             for entry in entries:
                 if not self._is_expired(now_ms, entry):
@@ -498,11 +496,11 @@ class ProducerStateManager:
         **Durability**: on return none of them can come back.
         """
         self._clear()
-        had_snapshots = bool(self._snapshots)
-        for snapshot_offset in self._snapshots:
-            self._delete_snapshot(snapshot_offset)
-        if had_snapshots:
-            self._files.fsync_directory(self._directory)
+        snapshots = self._snapshots.offsets
+        for snapshot_offset in snapshots:
+            self._snapshots.delete(snapshot_offset)
+        if snapshots:
+            self._snapshots.sync()
         self._last_snap_offset = 0
         self._last_map_offset = offset
 
@@ -522,26 +520,21 @@ class ProducerStateManager:
     @property
     def snapshot_offsets(self) -> tuple[int, ...]:
         """Offsets of the snapshots that there are, ascending."""
-        return self._snapshots
+        return self._snapshots.offsets
 
     @property
     def latest_snapshot_offset(self) -> int | None:
         """Offset of the newest snapshot."""
-        snapshots = self._snapshots
-        return snapshots[-1] if snapshots else None
+        return self._snapshots.latest
 
     @property
     def oldest_snapshot_offset(self) -> int | None:
         """Offset of the oldest snapshot."""
-        snapshots = self._snapshots
-        return snapshots[0] if snapshots else None
+        return self._snapshots.oldest
 
     def fetch_snapshot(self, offset: int) -> str | None:
         """Return the path of the snapshot at exactly this offset."""
-        return self._snapshot_path(offset) if offset in self._snapshots else None
-
-    def _snapshot_path(self, offset: int) -> str:
-        return os.path.join(self._directory, snapshot_file_name(offset))
+        return self._snapshots.path(offset) if offset in self._snapshots else None
 
     def take_snapshot(self, *, sync: bool = True) -> str | None:
         """
@@ -555,34 +548,38 @@ class ProducerStateManager:
         if self._last_map_offset <= self._last_snap_offset:
             return None
         offset = self._last_map_offset
-        path = self._snapshot_path(offset)
-        write_snapshot(path, self._producers.values(), sync=sync, files=self._files)
-        kept = (other for other in self._snapshots if other < offset)
-        above = (other for other in self._snapshots if other > offset)
-        self._snapshots = (*kept, offset, *above)
+        path = self._snapshots.write(offset, self._producers.values(), sync=sync)
         self._last_snap_offset = offset
         return path
 
-    def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
+    def remove_stray_snapshots(
+        self, segment_base_offsets: Collection[int], names: Iterable[str] | None = None
+    ) -> None:
         """
         Delete snapshots that belong to no segment, but for a newest one at or above the last base.
 
-        Looks at the directory anew.
+        Args:
+            segment_base_offsets: Of all segments.
+            names: What is in the directory; None: look at it anew.
         """
         bases = set(segment_base_offsets)
         last_base = max(bases, default=None)
-        self._snapshots = tuple(list_snapshot_offsets(self._directory, files=self._files))
-        strays = [offset for offset in self._snapshots if offset not in bases]
+        self._snapshots.look(names)
+        strays = [offset for offset in self._snapshots.offsets if offset not in bases]
         if strays and (last_base is None or strays[-1] >= last_base):
             strays.pop()
         for offset in strays:
-            self._delete_snapshot(offset)
+            self._snapshots.delete(offset)
+
+    def delete_withdrawn_snapshots(self) -> None:
+        """Delete those that were withdrawn and not taken again; durable on return."""
+        self._snapshots.delete_withdrawn()
 
     def delete_snapshots_before(self, offset: int) -> None:
         """Delete snapshots below an offset."""
-        for snapshot_offset in self._snapshots:
+        for snapshot_offset in self._snapshots.offsets:
             if snapshot_offset < offset:
-                self._delete_snapshot(snapshot_offset)
+                self._snapshots.delete(snapshot_offset)
 
     def remove_and_mark_snapshot_for_deletion(self, offset: int) -> str | None:
         """
@@ -590,22 +587,8 @@ class ProducerStateManager:
 
         The segment with this base offset is deleted; the file goes with the segment's.
         """
-        if offset not in self._snapshots:
-            return None
-        self._snapshots = tuple(other for other in self._snapshots if other != offset)
-        path = self._snapshot_path(offset)
-        try:
-            self._files.rename(path, path + DELETED_SUFFIX)
-        except StorageError:
-            if self._files.exists(path):
-                raise
-            return None
-        return path + DELETED_SUFFIX
-
-    def _delete_snapshot(self, offset: int) -> None:
-        self._snapshots = tuple(other for other in self._snapshots if other != offset)
-        self._files.unlink(self._snapshot_path(offset), missing_ok=True)
+        return self._snapshots.mark_for_deletion(offset)
 
     def update_directory(self, directory: Path) -> None:
         """Learn that the directory was renamed."""
-        self._directory = os.fspath(directory)
+        self._snapshots.update_directory(directory)

@@ -23,7 +23,7 @@ LAYERS = [
     {"record"},
     {"index", "checkpoint", "writer_lock"},
     {"append_analysis", "entries", "file_records", "producer_snapshot", "segment_files"},
-    {"given_records", "watermarks"},
+    {"given_records", "snapshot_files", "watermarks"},
     {"arrow_columns", "flushing", "waiter"},
     {"validator", "leader_epoch", "producer_append", "retention"},
     {"producer_state", "unindexed_aborted"},
