@@ -326,6 +326,10 @@ class TimeIndex(IndexFile):
             if timestamp > last.timestamp:
                 self.append_entries(self._ENTRY.pack(timestamp, self.relative_offset(offset)))
 
+    def encode(self, timestamp: int, relative_offset: int) -> bytes:
+        """Return an entry as it is in the file."""
+        return self._ENTRY.pack(timestamp, relative_offset)
+
     def lookup(self, target_timestamp: int) -> TimestampOffset:
         """
         Return the last entry whose timestamp is <= the target, or ``(-1, base_offset)``.

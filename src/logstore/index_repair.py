@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     class RepairableSegment(RecoverableSegment, Protocol):
         """What a repair needs of a segment."""
 
+        def append_index_entries(self, offset_entries: bytes, time_entries: bytes) -> None:
+            """Append ready-made entries to both indexes."""
+            ...
+
         @property
         def is_writable(self) -> bool:
             """Whether the files may be changed."""

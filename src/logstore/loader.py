@@ -41,6 +41,7 @@ from logstore.errors import (
 from logstore.file_records import LogOffsetMetadata
 from logstore.producer_rebuild import rebuild_producer_state, take_snapshot
 from logstore.quarantine import Quarantine
+from logstore.recovery import StepBuffer
 from logstore.segment import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -153,6 +154,8 @@ class LogLoader:
         self._quarantine = Quarantine(directory, files)
         self._names_before: Final = frozenset(self._names())
         # For recovering one segment after the other: the state behind the last one.
+        self._buffer: Final = StepBuffer(files)
+        self._predecessors: dict[int, int] = {}  # Base offset -> that of the segment before.
         self._recovery_state: ProducerStateManager | None = None
         self._recovered_base: int | None = None
         self._recovered: set[int] = set()
@@ -327,6 +330,8 @@ class LogLoader:
             if problem is not None:
                 logger.warning("%s: %s; recovering the segment", segment.log_path, problem)
                 damaged.append(segment)
+        bases = list(self._segments)
+        self._predecessors = dict(zip(bases[1:], bases, strict=False))
         for segment in damaged:
             self._recover_segment(segment, while_loading=True)
 
@@ -362,21 +367,19 @@ class LogLoader:
             only_kafkas: Only what Kafka rebuilds a segment for at this point.
         """
         stem = segment_file_name(segment.base_offset, "")
-        for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-            if stem + suffix not in present:
-                # Kafka makes a replacement's offset index when it looks where that ends.
-                is_made = suffix == TIME_INDEX_SUFFIX or segment.base_offset in self._swapped
-                if only_kafkas and is_made:
-                    continue
-                return f"{stem}{suffix} is missing"
-        if only_kafkas:
-            return self._txn_index_problem(segment)
-        if stem + TXN_INDEX_SUFFIX in present:
+        # Kafka makes a replacement's offset index when it looks where that ends.
+        is_made = only_kafkas and segment.base_offset in self._swapped
+        if stem + INDEX_SUFFIX not in present and not is_made:
+            return f"{stem}{INDEX_SUFFIX} is missing"
+        if stem + TIME_INDEX_SUFFIX not in present and not only_kafkas:
+            return f"{stem}{TIME_INDEX_SUFFIX} is missing"
+        if stem + TXN_INDEX_SUFFIX not in present:
+            return None
+        if not only_kafkas:
             self._txn_indexed.add(segment.base_offset)
             if self._files.file_size(self._path(stem + TXN_INDEX_SUFFIX)) % TXN_ENTRY_BYTES:
                 return f"{stem}{TXN_INDEX_SUFFIX} ends inside an entry"
-            return self._txn_index_problem(segment)
-        return None
+        return self._txn_index_problem(segment)
 
     @staticmethod
     def _txn_index_problem(segment: LogSegment) -> str | None:
@@ -428,22 +431,22 @@ class LogLoader:
         state = self._recovery_state
         if (
             state is None
-            or self._predecessor(segment) != self._recovered_base
+            or self._predecessors.get(segment.base_offset) != self._recovered_base
             # Kafka finds no snapshot of it then: those up to the log start are gone.
             or state.map_end_offset <= self._log_start_checkpoint
         ):
             state = self._new_producer_state()
+            segments = list(self._segments.values())
+            if while_loading:
+                segments = segments[: list(self._segments).index(segment.base_offset)]
             rebuild_producer_state(
                 state,
-                [
-                    each
-                    for each in self._segments.values()
-                    if not while_loading or each.base_offset < segment.base_offset
-                ],
+                segments,
                 self._log_start_checkpoint,
                 segment.base_offset,
                 now_ms,
                 reload_from_clean_shutdown=False,
+                withdraw=True,
             )
             self._recovery_state = state
         else:
@@ -453,13 +456,12 @@ class LogLoader:
             take_snapshot(state, sync=False)
         self._recovered_base = segment.base_offset
         self._recovered.add(segment.base_offset)
-        cut_bytes = segment.recover(state, self._leader_epochs, before_cut=self._keep_tail)
+        cut_bytes = segment.recover(
+            state, self._leader_epochs, before_cut=self._keep_tail, buffer=self._buffer
+        )
+        segment.release()  # Else a log of many segments needs as many descriptors.
         take_snapshot(state, sync=False)
         return cut_bytes
-
-    def _predecessor(self, segment: LogSegment) -> int | None:
-        """Return the base offset of the segment before another one."""
-        return max((base for base in self._segments if base < segment.base_offset), default=None)
 
     def _keep_tail(self, segment: LogSegment, position: int) -> None:
         """
@@ -485,7 +487,8 @@ class LogLoader:
         if self._had_clean_shutdown:
             self._check_tail()
         else:
-            self._recover_from()
+            with self._leader_epochs.one_write():
+                self._recover_from()
         if self._segments:
             next_offset = self._active.read_next_offset()
             if next_offset < self._log_start_checkpoint:
@@ -622,10 +625,11 @@ class LogLoader:
         log_start_offset = max(self._log_start_checkpoint, first)
         self._leader_epochs.truncate_from_start(self._log_start_checkpoint)
         assert self._producer_state.is_empty
-        self._producer_state.remove_stray_snapshots(list(self._segments))
+        self._producer_state.remove_stray_snapshots(list(self._segments), self._names())
+        self._producer_state.delete_withdrawn_snapshots()
         rebuild_producer_state(
             self._producer_state,
-            self._segments.values(),
+            list(self._segments.values()),
             log_start_offset,
             next_offset,
             self._clock.milliseconds(),

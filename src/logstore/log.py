@@ -40,6 +40,7 @@ from logstore.reader import (
     start_offset,
 )
 from logstore.scheduler import Scheduler, ThreadScheduler
+from logstore.snapshot_files import SnapshotFiles
 from logstore.unified_log import MAX_TIMESTAMP, UnifiedLog
 from logstore.view_loader import ViewLoader
 
@@ -133,9 +134,16 @@ class Log(UnifiedLog):
             os.path.basename(path),
         )
 
+        snapshots = SnapshotFiles(path, files=files)
+
         def new_producer_state() -> ProducerStateManager:
             return ProducerStateManager(
-                path, config=config, clock=clock, files=files, name=os.path.basename(path)
+                path,
+                config=config,
+                clock=clock,
+                files=files,
+                name=os.path.basename(path),
+                snapshots=snapshots,
             )
 
         producer_state = new_producer_state()

@@ -10,6 +10,7 @@ Source: Kafka ``UnifiedLog.rebuildProducerState``; spec 5.9, "Rebuild".
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,7 @@ def rebuild_producer_state(
     now_ms: int,
     *,
     reload_from_clean_shutdown: bool,
+    withdraw: bool = False,
 ) -> None:
     """
     Bring producer state to ``last_offset`` and leave a snapshot there.
@@ -50,7 +52,8 @@ def rebuild_producer_state(
     Here that log is read too; afterwards the same snapshots exist.
 
     ``segments`` are all segments, ascending. Afterwards the state is that of all batches below
-    ``last_offset``.
+    ``last_offset``. With ``withdraw`` the snapshots above it are withdrawn, not deleted: they are
+    going to be taken again.
     """
     segments = list(segments)
     wanted = {segment.base_offset for segment in segments[-2:]} | {last_offset}
@@ -64,15 +67,19 @@ def rebuild_producer_state(
         return
 
     was_empty_before = producer_state.is_empty and producer_state.map_end_offset >= last_offset
-    producer_state.truncate_and_reload(log_start_offset, last_offset, now_ms)
+    producer_state.truncate_and_reload(log_start_offset, last_offset, now_ms, withdraw=withdraw)
     if last_offset > producer_state.map_end_offset and not was_empty_before:
-        map_end = producer_state.map_end_offset
-        following = [*[segment.base_offset for segment in segments], None][1:]
-        for segment, next_base in zip(segments, following, strict=True):
-            if (next_base is None or next_base > map_end) and segment.base_offset < last_offset:
+        # The segment that holds the map's end, and those behind it.
+        first = bisect_right(segments, producer_state.map_end_offset, key=_base_offset_of) - 1
+        for segment in segments[max(0, first) :]:
+            if segment.base_offset < last_offset:
                 _read_segment(producer_state, segment, wanted, log_start_offset, last_offset)
     producer_state.update_map_end_offset(last_offset)
     take_snapshot(producer_state)
+
+
+def _base_offset_of(segment: LogSegment) -> int:
+    return segment.base_offset
 
 
 def take_snapshot(producer_state: ProducerStateManager, *, sync: bool = True) -> None:

@@ -1,9 +1,12 @@
 """
 Recovery of one segment: read the ``.log`` file once, keep its valid prefix, rebuild the rest.
 
-The file is read in large steps into one buffer. Batches are judged and their index entries made in
-C; Python sees only what needs it: batches of producers (idempotence, transactions), changes of the
-leader epoch, magic 0 and 1 entries.
+The file is read in large steps into one buffer, which serves all segments of a load. Batches are
+judged and their index entries made in C; Python sees only what needs it: batches of producers
+(idempotence, transactions), changes of the leader epoch, magic 0 and 1 entries.
+
+Indexes are compared with what was found, and written only if they are not that already: after most
+crashes they are. On a full disk an index stays empty, which is slow and right.
 
 A batch is valid if its size and CRC are right and its offsets fit the segment. What order tells is
 not asked: a batch that is there twice stays, as in Kafka, and gets no index entry. A batch of an
@@ -15,6 +18,7 @@ Source: Kafka ``LogSegment.recover``; spec 4.7.
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -31,8 +35,13 @@ from logstore._native import (
 )
 from logstore.append_origin import AppendOrigin
 from logstore.entries import BATCH_OVERHEAD, LENGTH_MIN, LOG_OVERHEAD
-from logstore.errors import CorruptRecordError, InvalidRecordError, SegmentOffsetOverflowError
-from logstore.index import TimestampOffset
+from logstore.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    InvalidRecordError,
+    SegmentOffsetOverflowError,
+)
+from logstore.index import AbortedTxn, TimestampOffset
 from logstore.legacy import LegacyEntry
 from logstore.record import RecordBatch
 
@@ -92,21 +101,38 @@ if TYPE_CHECKING:
             """Its size."""
             ...
 
-        def append_index_entries(self, offset_entries: bytes, time_entries: bytes) -> None:
-            """Append ready-made entries to both indexes."""
-            ...
-
         def update_txn_index(self, completed: CompletedTxn, last_stable_offset: int) -> None:
             """Note a transaction that was aborted."""
             ...
 
 
+logger = logging.getLogger(__name__)
+
 # PERFORMANCE.md A: reading more at once is not faster; a batch that is larger is read alone.
 STEP_BYTES: Final = 1 << 20
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 NO_PRODUCER_ID: Final = -1
+NOWHERE: Final = np.empty(0, np.int64)
 
 _Batches = Any  # npt.NDArray with BATCH_DTYPE
+
+
+class StepBuffer:
+    """Memory that a recovery reads into, from the first segment to the last one."""
+
+    __slots__ = ("_files", "_step")
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._step: memoryview | None = None
+
+    def of(self, size: int) -> memoryview:
+        """Return ``size`` bytes; what was in them does not count any more."""
+        if size > STEP_BYTES:
+            return self._files.page_aligned_buffer(size)
+        if self._step is None:
+            self._step = self._files.page_aligned_buffer(STEP_BYTES)
+        return self._step[:size]
 
 
 class _Recovery:
@@ -117,18 +143,23 @@ class _Recovery:
         segment: RecoverableSegment,
         producer_state: ProducerStateManager,
         leader_epochs: LeaderEpochCache | None,
+        buffer: StepBuffer,
     ) -> None:
         self.segment = segment
         self.producer_state = producer_state
         self.leader_epochs = leader_epochs
+        self.buffer = buffer
         self.valid_bytes = 0
         self.index_state = IndexState(
             segment.base_offset,
             segment.index_interval_bytes,
-            offset_entries_room=segment.offset_index.max_entries,
-            time_entries_room=segment.time_index.max_entries - 1,
+            offset_entries_room=segment.offset_index.preallocated_entries,
+            time_entries_room=segment.time_index.preallocated_entries - 1,
         )
         self.largest_offset = segment.base_offset - 1
+        self.offset_entries: list[bytes] = []
+        self.time_entries: list[bytes] = []
+        self.completed: list[tuple[CompletedTxn, int]] = []  # With the last stable offset.
 
     # -- the pass ----------------------------------------------------------------------------------
 
@@ -137,13 +168,11 @@ class _Recovery:
         end = self.segment.size_bytes
         step_bytes = STEP_BYTES
         files = self.segment.files
-        buffer = files.page_aligned_buffer(step_bytes)
         with self.segment.handle.lease() as fd:
             while self.valid_bytes < end:
                 wanted = min(step_bytes, end - self.valid_bytes)
-                if wanted > len(buffer):
-                    buffer = files.page_aligned_buffer(wanted)
-                size = files.pread_into(fd, buffer[:wanted], self.valid_bytes)
+                buffer = self.buffer.of(wanted)
+                size = files.pread_into(fd, buffer, self.valid_bytes)
                 if size == 0:
                     return
                 needed = self.take(buffer[:size])
@@ -217,11 +246,14 @@ class _Recovery:
         if len(batches) == 0:
             return True
         base_offset = self.segment.base_offset
-        below = np.flatnonzero(batches["base_offset"] < base_offset)
-        if len(below):
-            batches = batches[: below[0]]
-        above = np.flatnonzero(batches["last_offset"] - base_offset > RELATIVE_OFFSET_MAX)
-        fitting = batches[: above[0]] if len(above) else batches
+        fitting = batches
+        below = above = NOWHERE
+        if int(batches["base_offset"].min()) < base_offset:
+            below = np.flatnonzero(batches["base_offset"] < base_offset)
+            fitting = batches[: below[0]]
+        if len(fitting) and int(fitting["last_offset"].max()) - base_offset > RELATIVE_OFFSET_MAX:
+            above = np.flatnonzero(fitting["last_offset"] - base_offset > RELATIVE_OFFSET_MAX)
+            fitting = fitting[: above[0]]
 
         if len(fitting):
             self._index(fitting)
@@ -241,23 +273,33 @@ class _Recovery:
 
     def _index(self, batches: _Batches) -> None:
         last_offsets = batches["last_offset"]
+        if last_offsets[0] > self.largest_offset and (last_offsets[1:] > last_offsets[:-1]).all():
+            self.largest_offset = int(last_offsets[-1])
+            self._make_entries(batches)
+            return
         before = np.maximum.accumulate(np.concatenate(([self.largest_offset], last_offsets[:-1])))
         self.largest_offset = max(int(before[-1]), int(last_offsets[-1]))
         repeated = np.flatnonzero(last_offsets <= before)
         start = 0
         for at in [*repeated.tolist(), len(batches)]:
-            offset_entries, time_entries = index_batches(batches[start:at], self.index_state)
-            self.segment.append_index_entries(offset_entries, time_entries)
+            self._make_entries(batches[start:at])
             if at < len(batches):  # An entry for it would not be above the last one.
                 size_bytes = int(batches["size_bytes"][at])
                 self.index_state.struct.bytes_since_last_index_entry += size_bytes
             start = at + 1
+
+    def _make_entries(self, batches: _Batches) -> None:
+        offset_entries, time_entries = index_batches(batches, self.index_state)
+        self.offset_entries.append(offset_entries)
+        self.time_entries.append(time_entries)
 
     def _assign_epochs(self, batches: _Batches) -> None:
         if self.leader_epochs is None:
             return
         latest = self.leader_epochs.latest_epoch
         epochs = batches["leader_epoch"]
+        if int(epochs.max()) <= (-1 if latest is None else latest):
+            return
         highest = np.maximum.accumulate(epochs)
         risen = np.flatnonzero(np.diff(highest, prepend=-1 if latest is None else latest) > 0)
         for at in risen.tolist():
@@ -268,34 +310,65 @@ class _Recovery:
 
     def _update_producers(self, data: memoryview, batches: _Batches) -> None:
         start = int(batches["position"][0])
-        for at in np.flatnonzero(batches["producer_id"] != NO_PRODUCER_ID).tolist():
-            batch = RecordBatch(data, int(batches["position"][at]) - start)
-            apply_batch(self.segment, self.producer_state, batch)
+        (producers,) = (batches["producer_id"] != NO_PRODUCER_ID).nonzero()
+        for at in producers.tolist():
+            self._apply(RecordBatch(data, int(batches["position"][at]) - start))
         if batches["magic"][-1] >= 2:
             self.producer_state.update_map_end_offset(int(batches["last_offset"][-1]) + 1)
 
+    def _apply(self, batch: RecordBatch) -> None:
+        """
+        Bring producer state up to a batch with a producer id that is in the log already.
 
-def apply_batch(
-    segment: RecoverableSegment, producer_state: ProducerStateManager, batch: RecordBatch
-) -> None:
-    """
-    Bring producer state up to a batch with a producer id that is in the log already.
+        Source: Kafka ``LogSegment.updateProducerState``.
+        """
+        producer_state = self.producer_state
+        append_info = producer_state.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
+        completed = append_info.append(batch)
+        producer_state.update(append_info)
+        if completed is not None:
+            last_stable_offset = producer_state.last_stable_offset(completed)
+            self.completed.append((completed, last_stable_offset))
+            producer_state.complete_txn(completed)
 
-    Source: Kafka ``LogSegment.updateProducerState``.
-    """
-    append_info = producer_state.prepare_update(batch.producer_id, AppendOrigin.REPLICATION)
-    completed = append_info.append(batch)
-    producer_state.update(append_info)
-    if completed is not None:
-        last_stable_offset = producer_state.last_stable_offset(completed)
-        segment.update_txn_index(completed, last_stable_offset)
-        producer_state.complete_txn(completed)
+    # -- the indexes -------------------------------------------------------------------------------
+
+    def write_indexes(self) -> None:
+        """Make the indexes what was found; those that are so already are left alone."""
+        segment, state = self.segment, self.index_state.struct
+        if (
+            state.max_timestamp > state.last_time_entry_timestamp
+            and state.offset_of_max_timestamp >= state.last_time_entry_offset
+        ):  # The entry that a segment gets when it is sealed.
+            relative_offset = int(state.offset_of_max_timestamp) - segment.base_offset
+            entry = segment.time_index.encode(int(state.max_timestamp), relative_offset)
+            self.time_entries.append(entry)
+        _set_entries(segment.offset_index, b"".join(self.offset_entries))
+        _set_entries(segment.time_index, b"".join(self.time_entries))
+        aborted = [
+            AbortedTxn(each.producer_id, each.first_offset, each.last_offset, last_stable_offset)
+            for each, last_stable_offset in self.completed
+            if each.is_aborted
+        ]
+        if not segment.txn_index.holds(aborted):
+            segment.txn_index.reset()
+            for completed, last_stable_offset in self.completed:
+                segment.update_txn_index(completed, last_stable_offset)
+
+
+def _set_entries(index: OffsetIndex | TimeIndex, entries: bytes) -> None:
+    try:
+        index.set_entries(entries)
+    except DiskFullError as error:
+        logger.warning("%s stays empty: %s", index.path, error)
+        index.set_entries(b"")
 
 
 def recover_segment(
     segment: RecoverableSegment,
     producer_state: ProducerStateManager,
     leader_epochs: LeaderEpochCache | None,
+    buffer: StepBuffer | None = None,
 ) -> tuple[int, TimestampOffset]:
     """
     Rebuild a segment's indexes from its valid prefix; see :meth:`LogSegment.recover`.
@@ -303,12 +376,12 @@ def recover_segment(
     Returns:
         The size of the prefix, and the largest timestamp with its batch's last offset.
     """
-    segment.offset_index.reset()
-    segment.time_index.reset()
-    segment.txn_index.reset()
-    recovery = _Recovery(segment, producer_state, leader_epochs)
+    recovery = _Recovery(
+        segment, producer_state, leader_epochs, buffer or StepBuffer(segment.files)
+    )
     with contextlib.nullcontext() if leader_epochs is None else leader_epochs.one_write():
         recovery.run()
+    recovery.write_indexes()
     state = recovery.index_state.struct
     if state.max_timestamp < 0:
         return recovery.valid_bytes, TimestampOffset(-1, segment.base_offset)

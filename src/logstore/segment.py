@@ -20,7 +20,7 @@ from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import CorruptRecordError, SegmentOffsetOverflowError
 from logstore.files import REAL_FILES, Files
 from logstore.index import TimestampOffset
-from logstore.recovery import recover_segment
+from logstore.recovery import StepBuffer, recover_segment
 from logstore.segment_files import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -306,6 +306,7 @@ class LogSegment(ReadableSegment):
         leader_epochs: LeaderEpochCache | None = None,
         *,
         before_cut: Callable[[LogSegment, int], None] | None = None,
+        buffer: StepBuffer | None = None,
     ) -> int:
         """
         Rebuild the indexes from the ``.log`` file, cut it after its valid prefix.
@@ -316,6 +317,7 @@ class LogSegment(ReadableSegment):
             producer_state: State of everything before this segment.
             leader_epochs: Its cache, or None.
             before_cut: Called with the segment and the position from which on it will be cut.
+            buffer: To read into, if there is one already.
 
         Returns:
             The number of bytes that were cut.
@@ -329,7 +331,7 @@ class LogSegment(ReadableSegment):
         """
         assert self._writer is None
         self._are_indexes_sure = True
-        valid_bytes, largest = recover_segment(self, producer_state, leader_epochs)
+        valid_bytes, largest = recover_segment(self, producer_state, leader_epochs, buffer)
         if before_cut is not None and valid_bytes < self._size_bytes:
             before_cut(self, valid_bytes)
         return self._set_recovered(valid_bytes, largest)
@@ -343,9 +345,6 @@ class LogSegment(ReadableSegment):
         self._size_bytes = size_bytes
         self._max_timestamp_and_offset = largest
         self._rolling_based_timestamp = None
-        self.offset_index.trim_to_valid_size()
-        self._append_last_time_entry()
-        self.time_index.trim_to_valid_size()
         return cut_bytes
 
     def truncate_to(self, offset: int, *, in_place: bool = False) -> int:

@@ -235,6 +235,24 @@ class TransactionIndex:
                 return TxnIndexSearchResult(found, is_complete=True)
         return TxnIndexSearchResult(found, is_complete=False)
 
+    def holds(self, txns: list[AbortedTxn]) -> bool:
+        """Whether the file has exactly these entries; a missing one has none."""
+        if not self.exists:
+            return not txns
+        data = b"".join(ENTRY.pack(CURRENT_VERSION, *txn) for txn in txns)
+        handle = self._open_file(os.O_RDONLY)
+        if handle is None:
+            return False
+        try:
+            with handle.lease() as fd:
+                is_same = self._files.pread(fd, len(data) + 1, 0) == data
+        finally:
+            handle.close()
+        with self._lock:
+            # Whoever wrote it may not have made it durable.
+            self._is_dirty = self._is_dirty or is_same
+        return is_same
+
     # -- changes -----------------------------------------------------------------------------------
 
     def append(self, txn: AbortedTxn) -> None:

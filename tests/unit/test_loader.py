@@ -323,13 +323,51 @@ class TestUncleanStart:
         assert errno.EIO == caught.value.errno
         assert values() == contents(path)
 
-    def test_many_segments_are_read_once(self, path):
-        """Recovery reads each segment once, however many there are."""
+    def test_indexes_that_are_right_are_not_written(self, path):
+        """Recovery makes the same entries again, sees that, and leaves the files alone."""
+
+        def state():
+            return {
+                file.name: (file.stat().st_ino, file.stat().st_mtime_ns)
+                for file in path.iterdir()
+                if file.suffix in {".index", ".timeindex", ".snapshot"}
+                and int(file.stem) < int(segments(path)[-1].stem)
+            }
+
+        before = state()
+        assert 3 * len(segments(path)) - 4 == len(before)  # None at the first base offset.
         make_unclean(path)
-        files = FailingFiles()
-        opened(path, files=files).abandon()
-        # The log, the last entries of its indexes, and the snapshot before it.
-        assert files.calls("pread") < 8 * len(segments(path))
+        opened(path).close()
+        assert before == state()
+
+    @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".snapshot"])
+    def test_a_file_that_is_not_right_is_written(self, path, suffix):
+        """A flipped bit, a byte more or a byte less: recovery puts the right contents there."""
+        file = segments(path, suffix)[1]
+        before = file.read_bytes()
+        for data in (bytes([before[0] ^ 1]) + before[1:], before + b"x", before[:-1]):
+            file.write_bytes(data)
+            make_unclean(path)
+            opened(path).close()
+            assert before == file.read_bytes()
+
+    def test_operations_are_linear(self, tmp_path):
+        """Ten times the segments need ten times the file operations, and no more descriptors."""
+        calls = {}
+        for count in (10, 100):
+            path = tmp_path / f"{count}" / "log-0"
+            with opened(path) as log:
+                while len(log.segments) < count:
+                    log.append(b"value")
+            make_unclean(path)
+            files = FailingFiles()
+            before = len(os.listdir("/proc/self/fd"))
+            log = opened(path, files=files)
+            assert len(os.listdir("/proc/self/fd")) - before < 10
+            calls[count] = files.calls()
+            log.abandon()
+        assert calls[100] <= 10 * calls[10]
+        assert calls[100] < 100 * 20
 
 
 class TestProducers:
