@@ -16,9 +16,15 @@
 #if LS_X86
 #include <immintrin.h>
 
-#define SSE42   __attribute__((target("sse4.2")))
-#define PCLMUL  __attribute__((target("sse4.2,pclmul")))
-#define VPCLMUL __attribute__((target("sse4.2,pclmul,avx2,vpclmulqdq")))
+/* Newer clangs know the instruction by a name of its own, which older compilers refuse. */
+#if defined(__clang__) && __clang_major__ >= 14
+#define CRC32 "sse4.2,crc32"
+#else
+#define CRC32 "sse4.2"
+#endif
+#define SSE42   __attribute__((target(CRC32)))
+#define PCLMUL  __attribute__((target(CRC32 ",pclmul")))
+#define VPCLMUL __attribute__((target(CRC32 ",pclmul,avx2,vpclmulqdq")))
 
 enum {
     SHORT_STREAM =
