@@ -45,7 +45,16 @@ OFFSET_DIGITS: Final = 20
 # Of an open file: the segment's, the local name, the lease's, and getrefcount's own.
 REFERENCES_OF_AN_UNREAD_FILE: Final = 4
 
-_making_indexes: Final = threading.Lock()
+_making_indexes = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _making_indexes  # noqa: PLW0603 - Another thread of the parent may have held it.
+    _making_indexes = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def segment_file_name(base_offset: int, suffix: str) -> str:
