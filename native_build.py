@@ -7,6 +7,7 @@ Environment:
     LOGSTORE_WERROR=1: Warnings are errors, and conversions are warned about.
     LOGSTORE_DEBUG=1: C assertions are on (CPython's own flags turn them off).
     LOGSTORE_SANITIZE=1: The same, with AddressSanitizer and UndefinedBehaviorSanitizer.
+    LOGSTORE_PORTABLE=1: No instruction beyond the baseline and no system call beyond POSIX.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ if os.environ.get("LOGSTORE_SANITIZE") == "1":
     link_args += sanitizers
 
 macros: list[tuple[str, str | None]] = [("_GNU_SOURCE", None)]
+if os.environ.get("LOGSTORE_PORTABLE") == "1":
+    macros.append(("LS_PORTABLE", None))
 if LIMITED_API:
     macros.append(("Py_LIMITED_API", "0x030b0000"))
 

@@ -30,7 +30,8 @@ PYTHON = VENV / "bin" / "python"
 STATE = VENV / "logstore-setup.json"
 LOCK = ROOT / "requirements" / "lock.txt"
 NATIVE = ROOT / "src" / "logstore" / "_native"
-BUILD_VARIABLES = ("CC", "CFLAGS", "LDFLAGS", "LOGSTORE_DEBUG", "LOGSTORE_SANITIZE")
+COMPILER_VARIABLES = ("CC", "CFLAGS", "LDFLAGS")
+CORE_VARIABLES = ("LOGSTORE_DEBUG", "LOGSTORE_PORTABLE", "LOGSTORE_SANITIZE")
 
 
 def fail(message: str) -> NoReturn:
@@ -150,7 +151,7 @@ def native_fingerprint(state: dict[str, str]) -> str:
     """Return the fingerprint of all that goes into the C core."""
     sources = sorted([*NATIVE.glob("*.c"), *NATIVE.glob("*.h")])
     sources = [path for path in sources if path.name != "_core.c"]  # Generated.
-    variables = [f"{name}={os.environ.get(name, '')}" for name in BUILD_VARIABLES]
+    variables = [f"{name}={os.environ.get(name, '')}" for name in (*COMPILER_VARIABLES, *CORE_VARIABLES)]
     fixed = [ROOT / "setup.py", ROOT / "native_build.py"]
     built = "built" if any(NATIVE.glob("_core*.so")) else "missing"
     return fingerprint([*sources, *fixed], state.get("python", ""), built, *variables)

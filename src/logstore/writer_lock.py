@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import weakref
 from typing import Final
 
@@ -38,7 +39,7 @@ class WriterLock:
     Source: Kafka ``FileLock``.
     """
 
-    __slots__ = ("__weakref__", "_fd", "_files", "epoch", "path")
+    __slots__ = ("__weakref__", "_fd", "_file", "_files", "epoch", "path")
 
     def __init__(
         self, directory: str, *, files: Files, clock: Clock, timeout_seconds: float = 0.0
@@ -46,6 +47,7 @@ class WriterLock:
         self.path = os.path.join(directory, LOCK_FILE)
         self._files = files
         self._fd = -1
+        self._file = (-1, -1)
         self.epoch = 0
         deadline = clock.monotonic() + timeout_seconds
         while not self._try():
@@ -60,16 +62,21 @@ class WriterLock:
             raise
 
     def _try(self) -> bool:
-        fd = self._files.open(self.path, os.O_RDWR | os.O_CREAT)
-        try:
-            # A broker deletes the file when it is done: a lock on a file without a name is none.
-            if self._files.lock(fd) and _is_file(fd, self.path):
-                self._fd = fd
-                self._files.hold()
-                return True
-        finally:
-            if self._fd != fd:
-                self._files.close(fd)
+        with _changing:
+            if _is_held_here(self.path):
+                return False
+            fd = self._files.open(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                # A broker deletes the file in the end: a lock on a file without a name is none.
+                if self._files.lock(fd) and _is_file(fd, self.path):
+                    self._fd = fd
+                    self._file = _identity(os.fstat(fd))
+                    _held_files[self._file] = fd
+                    self._files.hold()
+                    return True
+            finally:
+                if self._fd != fd:
+                    self._files.close(fd)
         return False
 
     def _sign(self) -> None:
@@ -90,10 +97,12 @@ class WriterLock:
             unsigned = _Holder(self.epoch, None, None).text()
             self._files.pwrite(fd, unsigned, 0)
             self._files.ftruncate(fd, len(unsigned))
-        try:
-            self._files.unlock(fd)
-        finally:
-            self._close(fd)
+        with _changing:
+            try:
+                self._files.unlock(fd)
+            finally:
+                self._close(fd)
+                _held_files.pop(self._file, None)
 
     def forget(self) -> None:
         """Close the descriptor that a forked child has inherited; the parent keeps the lock."""
@@ -150,11 +159,35 @@ class _Holder:
 # that nobody reaches any more cannot do that.
 _held_locks: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
+# Locked files of this process, by device and inode, with the descriptor that holds the lock. Where
+# a record lock belongs to the process instead of the open file (macOS), the system would grant it
+# twice, and would drop it as soon as any descriptor of the file is closed: such a file is not
+# opened again. Reentrant, because a collected log may release its lock at any moment.
+_held_files: dict[tuple[int, int], int] = {}
+_changing = threading.RLock()
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _is_held_here(path: str) -> bool:
+    """Return whether this process holds the lock on the file of this name."""
+    with contextlib.suppress(OSError):
+        file = _identity(os.stat(path))
+        fd = _held_files.get(file, -1)
+        # A simulated crash takes the descriptor away, and with it the lock.
+        return fd >= 0 and _identity(os.fstat(fd)) == file
+    return False
+
 
 def _forget_locks() -> None:
+    global _changing  # noqa: PLW0603 - Another thread of the parent may have held it.
+    _changing = threading.RLock()
     for lock in list(_held_locks):
         lock.forget()
     _held_locks.clear()
+    _held_files.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -166,15 +199,17 @@ def _is_file(fd: int, path: str) -> bool:
         named = os.stat(path)
     except FileNotFoundError:
         return False
-    opened = os.fstat(fd)
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+    return _identity(named) == _identity(os.fstat(fd))
 
 
 def locked_error(path: str, files: Files) -> LockedError:
     """Return the error that names who is writing in a directory, as its lock file tells."""
     holder = _Holder(0, None, None)
-    with contextlib.suppress(StorageError):
-        holder = _Holder.parse(files.read_file(path)[:LOCK_FILE_BYTES_MAX])
+    if _is_held_here(path):
+        holder = _Holder(0, os.getpid(), socket.gethostname())
+    else:
+        with contextlib.suppress(StorageError):
+            holder = _Holder.parse(files.read_file(path)[:LOCK_FILE_BYTES_MAX])
     directory = os.path.dirname(path)
     if holder.pid is None:
         who = "another program (a broker?)"
@@ -194,8 +229,11 @@ def locked_error(path: str, files: Files) -> LockedError:
 
 def has_writer(directory: str, files: Files = REAL_FILES) -> bool:
     """Return whether somebody holds the lock of a directory; needs no right to write there."""
+    path = os.path.join(directory, LOCK_FILE)
+    if _is_held_here(path):
+        return True
     try:
-        fd = files.open(os.path.join(directory, LOCK_FILE), os.O_RDONLY)
+        fd = files.open(path, os.O_RDONLY)
     except StorageError as error:
         if isinstance(error, DiskFullError) or error.errno not in (2, 13):  # ENOENT, EACCES
             raise

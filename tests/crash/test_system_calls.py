@@ -205,6 +205,7 @@ def differences(scenario, tmp_path):
     }
 
 
+@pytest.mark.linux
 def test_every_operation_of_the_door_is_counted(tmp_path):
     """Each operation is one system call, and one count."""
     assert {} == differences(EVERY_OPERATION, tmp_path)

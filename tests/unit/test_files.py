@@ -467,7 +467,7 @@ def try_lock_elsewhere(path):
     return done.stdout.split()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="open file description locks are Linux's")
+@pytest.mark.linux  # Locks of an open file.
 class TestLock:
     def test_excludes_other_openers(self, path, fd):
         """A second open of the same process does not get it; unlock gives it free."""

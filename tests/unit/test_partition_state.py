@@ -151,6 +151,21 @@ class TestLock:
         assert not has_writer(log_path)
         PartitionState.for_writing(log_path).close(clean=False)
 
+    def test_looking_does_not_lose_the_lock(self, log_path):
+        """A lock of the process would end where any descriptor of the file is closed."""
+        state = PartitionState.for_writing(log_path)
+        with pytest.raises(LockedError):
+            PartitionState.for_writing(log_path)
+        assert has_writer(log_path)
+        code = (
+            "import sys; from logstore.partition_state import PartitionState\n"
+            "PartitionState.for_writing(sys.argv[1])\n"
+        )
+        command = [sys.executable, "-c", code, log_path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "LockedError" in done.stderr
+        state.close(clean=False)
+
     def test_other_process(self, log_path):
         """A writer in another process is named; its death frees the lock."""
         code = (

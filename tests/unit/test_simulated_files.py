@@ -386,6 +386,7 @@ class TestNames:
         a, b = ("a", b"x"), ("b", b"x")
         assert {(a,), (b,), (a, b), ()} >= left >= {(a,), (b,), (a, b)}
 
+    @pytest.mark.linux
     def test_restored_second_name_is_the_same_file(self, tmp_path):
         """A file with two names has two after the crash, not two copies."""
         (tmp_path / "a").write_bytes(b"x")
@@ -526,6 +527,7 @@ class TestCrash:
         gc.collect()
         assert before == len(os.listdir("/proc/self/fd"))
 
+    @pytest.mark.linux  # Locks of an open file.
     def test_locks_are_not_disturbed(self, tmp_path):
         """The journal opens files by itself and never inherits or loses a record lock."""
         files = SimulatedFiles()

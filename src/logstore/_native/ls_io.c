@@ -343,10 +343,13 @@ int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32
 
 /* ---- the record lock ---------------------------------------------------------------------------- */
 
-#ifdef F_OFD_SETLK
+/* Where locks belong to the process, writer_lock.py knows which ones this process holds. */
+#if defined(F_OFD_SETLK) && !defined(LS_PORTABLE)
 #define SET_LOCK F_OFD_SETLK
+#define GET_LOCK F_OFD_GETLK
 #else
 #define SET_LOCK F_SETLK
+#define GET_LOCK F_GETLK
 #endif
 
 /* A lock changes no file, so every io takes it from the system. */
@@ -368,12 +371,7 @@ int64_t ls_io_lock(ls_io *io, int32_t fd) {
 int64_t ls_io_is_locked(ls_io *io, int32_t fd) {
     (void)io;
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0};
-#ifdef F_OFD_GETLK
-    const int command = F_OFD_GETLK;
-#else
-    const int command = F_GETLK;
-#endif
-    if (fcntl(fd, command, &whole) < 0) return -errno;
+    if (fcntl(fd, GET_LOCK, &whole) < 0) return -errno;
     return whole.l_type != F_UNLCK;
 }
 

@@ -9,6 +9,13 @@
 
 #include "logstore.h"
 
+/* LS_PORTABLE builds with what POSIX alone has, so that its ways can be tested on Linux too. */
+#if defined(__linux__) && !defined(LS_PORTABLE)
+#define LS_LINUX 1
+#else
+#define LS_LINUX 0
+#endif
+
 /* Linux moves at most 0x7ffff000 bytes a call; macOS refuses more than INT_MAX. */
 #define LS_IO_TRANSFER_MAX ((int64_t)1 << 30)
 

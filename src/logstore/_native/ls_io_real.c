@@ -12,7 +12,7 @@
 
 #include "ls_io.h"
 
-#if defined(__linux__)
+#if LS_LINUX
 #include <sys/syscall.h>
 #endif
 
@@ -55,7 +55,7 @@ static int64_t real_pread(ls_io *io, int32_t fd, void *bytes, int64_t size, int6
 
 static int64_t real_fallocate(ls_io *io, int32_t fd, int64_t position, int64_t size) {
     (void)io;
-#if defined(__linux__)
+#if LS_LINUX
     return answer(fallocate(fd, FALLOC_FL_KEEP_SIZE, (off_t)position, (off_t)size));
 #elif defined(F_PREALLOCATE)
     /* Counted from the end of what is allocated. */
@@ -129,7 +129,7 @@ static int64_t real_rmdir(ls_io *io, const char *path) {
 static int64_t real_copy_file_range(ls_io *io, int32_t source, int64_t source_position,
                                     int32_t target, int64_t target_position, int64_t size) {
     (void)io;
-#if defined(__linux__) && defined(SYS_copy_file_range)
+#if LS_LINUX && defined(SYS_copy_file_range)
     /* By number: glibc's wrapper is younger than the oldest one that a wheel may meet. */
     int64_t from = source_position;
     int64_t to = target_position;

@@ -125,7 +125,7 @@ static int64_t link_again(const struct sim *sim, const struct sim_name *name) {
         if (linkat(other->directory->fd, other->name, name->directory->fd, name->name, 0) == 0)
             return 0;
     }
-#if defined(__linux__)
+#if LS_LINUX
     /* Its name is one that no change has touched. */
     char path[32];
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", name->chosen->fd);
