@@ -2,7 +2,8 @@
 Settings of the whole suite.
 
 Environment:
-    LOGSTORE_HYPOTHESIS: ``commit`` (default) or ``nightly``, which draws a hundred times as much.
+    LOGSTORE_HYPOTHESIS: ``commit`` (default), ``sanitize``, which tries less, or ``nightly``, which
+        draws a hundred times as much and leaves no crash or failure out (support/sampling.py).
     LOGSTORE_NO_SKIPS: With 1, a test skipped for want of a download or of Java fails the run.
 """
 
@@ -10,20 +11,40 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+from sampling import PROFILE, examples
 
 # Deadlines measure the machine, not the code: sanitizers and a busy core would trip them.
-settings.register_profile("commit", deadline=None, print_blob=True)
+# CI draws the same each time: whether a change lands is no game of chance. Others draw anew.
+IS_CI = os.environ.get("CI") == "true"
+settings.register_profile("commit", deadline=None, print_blob=True, derandomize=IS_CI)
+settings.register_profile(
+    "sanitize",
+    deadline=None,
+    print_blob=True,
+    derandomize=IS_CI,
+    max_examples=examples(100),
+)
 settings.register_profile(
     "nightly",
     deadline=None,
     print_blob=True,
-    max_examples=10_000,
+    max_examples=examples(100),
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile(os.environ.get("LOGSTORE_HYPOTHESIS", "commit"))
+settings.load_profile(PROFILE)
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what only Linux does where this is not Linux."""
+    if sys.platform != "linux":
+        for item in items:
+            if item.get_closest_marker("linux") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
 
 # How a test says that something has to be fetched or installed first.
 MISSING = re.compile(r"download|fetch|java|jdk|jars|maven|oracle", re.IGNORECASE)

@@ -7,6 +7,7 @@ import os
 
 import crash_workload as workload
 import pytest
+from sampling import IS_NIGHTLY
 
 from logstore.errors import DiskFullError, LogStoreError, PoisonedError, StorageError
 from logstore.records_builder import encode_batch
@@ -124,7 +125,7 @@ def test_other_operations(tmp_path, name, code):
         "close": lambda log: log.close(),
     }
     kept = {"truncate": 40, "truncate fully": 0}.get(name, 71)
-    for at in range(1, CALLS_MAX, 1 if workload.IS_NIGHTLY else 6):
+    for at in range(1, CALLS_MAX, 1 if IS_NIGHTLY else 6):
         session = workload.Session(os.fspath(tmp_path / f"{at}-0"), FailingFiles())
         log = session.open()
         for number in range(71):
@@ -155,7 +156,7 @@ def test_open(tmp_path, code):
     session = workload.Session(os.fspath(tmp_path / "log-0"), FailingFiles())
     session.open().extend([b"%d" % number for number in range(70)])
     expected = workload.batches_of(session.log)
-    for at in range(1, CALLS_MAX * 3, 1 if workload.IS_NIGHTLY else 5):
+    for at in range(1, CALLS_MAX * 3, 1 if IS_NIGHTLY else 5):
         session.drop()
         session.files.fail(None, code, at=at)
         try:

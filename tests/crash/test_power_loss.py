@@ -12,13 +12,14 @@ import shutil
 
 import crash_workload as workload
 import pytest
+from sampling import IS_NIGHTLY
 
 from logstore.errors import SimulatedCrashError
 from logstore.simulated_files import SimulatedFiles
 
-SEEDS = 12 if workload.IS_NIGHTLY else 1
-MOMENTS = None if workload.IS_NIGHTLY else 25
-RECOVERY_MOMENTS = 40 if workload.IS_NIGHTLY else 2
+SEEDS = 12 if IS_NIGHTLY else 1
+MOMENTS = None if IS_NIGHTLY else 25
+RECOVERY_MOMENTS = 40 if IS_NIGHTLY else 2
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_power_loss(directory, states, operations):
 def test_power_loss_during_recovery(directory, states, operations):
     """A recovery that is interrupted loses nothing either: the next one ends it."""
     sample = moments(operations, 3)
-    for crash_at in sample[:: 1 if workload.IS_NIGHTLY else 4]:
+    for crash_at in sample[:: 1 if IS_NIGHTLY else 4]:
         for moment in range(RECOVERY_MOMENTS):
             name = f"again-{crash_at}-{moment}"
             seed = 77_000 + crash_at * 100 + moment
@@ -105,7 +106,7 @@ def test_power_loss_during_recovery(directory, states, operations):
             if done is None:
                 continue
             # Sampled: the recovery has a few dozen operations.
-            again_at = 1 + moment if workload.IS_NIGHTLY else 1 + (crash_at + moment * 9) % 30
+            again_at = 1 + moment if IS_NIGHTLY else 1 + (crash_at + moment * 9) % 30
             again = workload.Session(
                 session.path, SimulatedFiles(seed, again_at), clock=session.clock
             )

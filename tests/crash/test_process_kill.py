@@ -11,12 +11,13 @@ import textwrap
 
 import crash_workload as workload
 import pytest
+from sampling import IS_NIGHTLY
 
 import logstore
 from logstore.simulated_files import SimulatedFiles
 
-MOMENTS = None if workload.IS_NIGHTLY else 15
-ROUNDS = 50 if workload.IS_NIGHTLY else 3
+MOMENTS = None if IS_NIGHTLY else 15
+ROUNDS = 50 if IS_NIGHTLY else 3
 
 
 @pytest.fixture(scope="module")

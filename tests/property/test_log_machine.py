@@ -17,6 +17,7 @@ import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sampling import examples
 
 from logstore._native import scan_batches
 from logstore.clock import ManualClock
@@ -254,4 +255,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(max_examples=40, stateful_step_count=20)
+TestLogMachine.settings = settings(max_examples=examples(40), stateful_step_count=20)

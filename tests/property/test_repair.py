@@ -14,6 +14,7 @@ import shutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import examples
 
 from logstore.checkpoint import HIGH_WATERMARK_CHECKPOINT, LOG_START_CHECKPOINT
 from logstore.clock import ManualClock
@@ -157,7 +158,7 @@ def is_unprotected(original, name, position):
     return False
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_any_byte(template, tmp_path_factory, data):
     """One byte of a segment has another value."""
@@ -179,7 +180,7 @@ def test_any_byte(template, tmp_path_factory, data):
     shutil.rmtree(directory)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_torn_zeroed_or_overwritten(template, tmp_path_factory, data):
     """A segment loses its end, or a range of it becomes zeros or something else."""

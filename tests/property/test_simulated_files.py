@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import examples
 
 from logstore.errors import SimulatedCrashError, StorageError
 from logstore.simulated_files import FailingFiles, SimulatedFiles
@@ -71,7 +72,7 @@ class FileModel:
             assert self.durable == left
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=examples(150))
 @given(steps=data_steps, seed=st.integers(0, 2**16))
 def test_synced_data_survive_and_nothing_else_changes(steps, seed):
     """Bytes, sizes and mapped stores of one file, any order, against FileModel."""
@@ -139,7 +140,7 @@ def tree(directory):
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     steps=name_steps,
     seed=st.integers(0, 2**16),
@@ -201,7 +202,7 @@ def test_entries_are_old_or_new_and_synced_ones_stay(steps, seed, crash_at):
         shutil.rmtree(directory)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     changes=st.lists(st.sampled_from(["rename", "unlink", "create"]), min_size=1, max_size=6),
     synced=st.integers(0, 6),
@@ -244,7 +245,7 @@ def test_synced_changes_stay(changes, synced, seed):
         shutil.rmtree(directory)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     pieces=st.lists(st.integers(0, 300), max_size=40),
     shorts=st.lists(st.integers(1, 6), max_size=4),

@@ -28,8 +28,6 @@ from logstore.record import RecordBatch
 from logstore.records_builder import encode_batch, end_transaction_marker
 from logstore.scheduler import ManualScheduler
 
-IS_NIGHTLY = os.environ.get("LOGSTORE_HYPOTHESIS") == "nightly"
-
 NOW_MS = 1_700_000_000_000
 CONFIG = LogConfig.of(
     {

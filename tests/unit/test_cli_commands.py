@@ -230,6 +230,8 @@ class TestAppend:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # A shell starts what runs in its background with Ctrl-C ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         ) as process:
             process.stdin.write(b"one\ntwo\n")
             process.stdin.flush()
@@ -240,9 +242,9 @@ class TestAppend:
             ):
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            assert b"appended 2 records: offsets 0 to 1\n" == process.stdout.read()
-            assert b"" == process.stderr.read()
-            process.wait(20)
+            output, error = process.communicate(timeout=20)
+        assert b"appended 2 records: offsets 0 to 1\n" == output
+        assert b"" == error
         assert 130 == process.returncode
         with logstore.open(path, mode="r") as log:
             assert 2 == log.offsets.log_end_offset

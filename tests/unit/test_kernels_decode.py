@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import Guarded, MalformedError, Row
+from sampling import examples
 
 from logstore import _native
 from logstore.errors import InvalidRecordError
@@ -77,7 +78,7 @@ def check_like_reference(data, count):
     return records
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(ROWS)
 def test_what_the_reference_wrote(rows):
     """Every part of every record is found, nulls and headers included."""
@@ -85,7 +86,7 @@ def test_what_the_reference_wrote(rows):
     assert [(row.key, row.value) for row in rows] == [(each.key, each.value) for each in records]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(ROWS, st.data())
 def test_one_changed_byte(rows, data):
     """A section with any byte changed is decoded or refused exactly as by the reference."""
@@ -95,7 +96,7 @@ def test_one_changed_byte(rows, data):
     check_like_reference(bytes(section), len(rows))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.sampled_from([0, 1, 2, 6, 12, 14, 16, 127, 128, 255]), max_size=40),
     st.integers(-1, 4),
@@ -214,7 +215,7 @@ def compacted(deltas):
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.lists(st.integers(0, 20), unique=True).map(sorted), st.integers(0, 22))
 def test_find_record(deltas, target):
     """The first record at or after an offset delta, also where compaction left holes."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import Guarded, Row
+from sampling import examples
 
 from logstore import _native
 from logstore.errors import RecordTooLargeError
@@ -125,7 +126,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     ROWS,
     st.sampled_from([np.int32, np.int64]),
@@ -143,7 +144,7 @@ def test_any_columns(rows, dtype, key_dtype, lead, bit_offset, batch_bytes):
         assert expected[0][61:] == section_by(variant, columns, 0, batch_bytes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(ITEMS, min_size=1, max_size=12),
     st.sampled_from([np.int32, np.int64]),
@@ -343,7 +344,7 @@ def test_too_large_has_its_error(monkeypatch):
 
 
 @given(ROWS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_record_bound(rows):
     """The bound is never below what the encoder writes."""
     columns = columns_of(rows)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import Guarded, Row
+from sampling import examples
 
 from logstore import _native
 from logstore.errors import CorruptRecordError
@@ -175,7 +176,7 @@ def test_more_batches_than_the_first_cap():
     assert positions.tolist() == result.batches["position"].tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.integers(1, 4), max_size=12), st.integers(400, 900), st.sampled_from([0, 150, 300])
 )
@@ -318,7 +319,7 @@ def test_find_batch_refuses_damage():
             _native.find_batch(GUARDED(bytes(damaged)), 9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200), st.integers(0, 3), st.booleans(), st.booleans())
 def test_any_bytes_behind_a_log(data, count, crc, records):
     """Whatever follows valid batches, the scan keeps them and stays inside."""

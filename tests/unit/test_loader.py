@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sampling import stride
 
 import logstore
 from logstore.checkpoint import OffsetCheckpointFile
@@ -499,9 +500,9 @@ class TestInterruptions:
         prepared(path, kind)
         wanted = [] if kind == "start" else values()
         REAL_FILES.fsync_directory(str(path))
-        at = 0
+        at, step = 0, stride(commit=1, sanitize=3)
         while True:
-            at += 1
+            at += step
             copy = tmp_path / f"{at}" / "log-0"
             shutil.copytree(path, copy)
             files = SimulatedFiles(seed=at, crash_at=at)
@@ -520,9 +521,11 @@ class TestInterruptions:
         prepared(path, kind)
         wanted = [] if kind == "start" else values()
         files = FailingFiles()
-        at = 0
+        # Other calls for each kind.
+        step = stride(commit=3, sanitize=12)
+        at = KINDS.index(kind) % step - step + 1
         while True:
-            at += 1
+            at += step
             copy = tmp_path / f"{at}" / "log-0"
             shutil.copytree(path, copy)
             calls = files.calls()
