@@ -1,57 +1,9 @@
 /*
- * ls_decode.c: the records section of one batch: check it, take it apart, find a record in it.
+ * ls_decode.c: the records section of one batch: take it apart, find a record in it.
  * Contract: logstore.h. Source: Kafka DefaultRecord, DefaultRecordBatch; spec 1.4.
  */
 #include "ls_internal.h"
 #include "ls_record.h"
-
-int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count,
-                         int64_t base_timestamp, int64_t lowest_timestamp,
-                         int64_t highest_timestamp, struct ls_record_check *check) {
-    assert(size >= 0);
-    assert(lowest_timestamp <= highest_timestamp);
-    assert(check != NULL);
-    *check = (struct ls_record_check){
-        .max_timestamp = -1, .min_timestamp = INT64_MAX, .last_offset_delta = -1};
-    if (record_count < 0) return LS_E_CORRUPT;
-
-    /* Locals, because bytes may alias the struct. */
-    const uint8_t *at = (const uint8_t *)section;
-    const uint8_t *end = at + size;
-    const uint64_t span = (uint64_t)highest_timestamp - (uint64_t)lowest_timestamp;
-    int64_t max_timestamp = -1;
-    int64_t min_timestamp = INT64_MAX;
-    int32_t timestamps_outside = 0;
-    int32_t null_keys = 0;
-    int32_t last_offset_delta = -1;
-    bool sequential = true;
-    bool increasing = true;
-    for (int32_t index = 0; index < record_count; ++index) {
-        struct ls_record record;
-        at = ls_parse_record(at, end, &record);
-        if (LS_UNLIKELY(at == NULL)) return LS_E_CORRUPT;
-
-        int64_t timestamp = ls_wrapping_add(base_timestamp, record.timestamp_delta);
-        max_timestamp = timestamp > max_timestamp ? timestamp : max_timestamp;
-        min_timestamp = timestamp < min_timestamp ? timestamp : min_timestamp;
-        bool outside = (uint64_t)timestamp - (uint64_t)lowest_timestamp > span;
-        timestamps_outside += outside && timestamp != -1;
-        null_keys += record.key_size < 0;
-        sequential &= record.offset_delta == index;
-        increasing &= record.offset_delta > last_offset_delta;
-        last_offset_delta = record.offset_delta;
-    }
-    if (at != end) return LS_E_CORRUPT;
-    *check = (struct ls_record_check){
-        .max_timestamp = max_timestamp,
-        .min_timestamp = min_timestamp,
-        .timestamps_outside = timestamps_outside,
-        .null_keys = null_keys,
-        .last_offset_delta = last_offset_delta,
-        .flags = (sequential ? LS_CHECK_SEQUENTIAL : 0) | (increasing ? LS_CHECK_INCREASING : 0),
-    };
-    return 0;
-}
 
 int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset,
                           int64_t base_timestamp, int64_t log_append_time, int32_t record_count,

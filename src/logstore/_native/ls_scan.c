@@ -3,6 +3,7 @@
  * Contract: logstore.h. Source: Kafka LogSegment.recover, DefaultRecordBatch.ensureValid,
  * LogValidator.assignOffsetsNonCompressed; spec 1.1 to 1.3, 5.4.
  */
+#include "ls_check.h"
 #include "ls_internal.h"
 
 /* Read the fixed fields of a v2 header whose 61 bytes are there. */
@@ -45,11 +46,59 @@ static enum ls_stop check_entry(const uint8_t *bytes, int64_t remaining, int64_t
     return *size_bytes > remaining ? LS_STOP_TORN : LS_STOP_END;
 }
 
+enum {
+    CHECK_BYTES = 16384 /* of a batch at once; together with what else is used, in an L2 cache */
+};
+
 struct checking {
     struct ls_record_check *check; /* 0: the structure alone */
     int64_t lowest_timestamp;
     int64_t highest_timestamp;
 };
+
+/*
+ * The CRC and the records in one pass: piece by piece, so that the records are looked at while
+ * their bytes are in the cache. What is walked may be damaged, for the CRC is known at the end.
+ */
+static bool check_crc_and_records(const uint8_t *bytes, const struct ls_batch *batch,
+                                  struct ls_record_walk *walk, bool *is_crc_right) {
+    const uint8_t *at = bytes + LS_ATTRIBUTES_AT;
+    const uint8_t *end = bytes + batch->size_bytes;
+    uint32_t crc = 0;
+    bool is_walking = true;
+    while (at < end) {
+        int64_t piece = end - at < CHECK_BYTES ? end - at : CHECK_BYTES;
+        crc = ls_crc32c(crc, (uintptr_t)at, piece);
+        at += piece;
+        is_walking = is_walking && ls_walk_to(walk, at);
+    }
+    *is_crc_right = crc == batch->crc;
+    return is_walking && ls_walk_is_whole(walk);
+}
+
+static bool is_crc_right(const uint8_t *bytes, const struct ls_batch *batch) {
+    return batch->crc == ls_crc32c(0, (uintptr_t)(bytes + LS_ATTRIBUTES_AT),
+                                   batch->size_bytes - LS_ATTRIBUTES_AT);
+}
+
+static enum ls_stop check_records(const uint8_t *bytes, int32_t flags, struct ls_batch *batch,
+                                  const struct checking *checking) {
+    struct ls_record_walk walk;
+    ls_walk_begin(&walk, bytes + LS_BATCH_OVERHEAD, batch->size_bytes - LS_BATCH_OVERHEAD,
+                  batch->record_count, batch->base_timestamp, checking->lowest_timestamp,
+                  checking->highest_timestamp);
+    bool is_right;
+    if (flags & LS_SCAN_CRC) {
+        bool crc_ok;
+        is_right = check_crc_and_records(bytes, batch, &walk, &crc_ok);
+        batch->crc_ok = crc_ok;
+        is_right = is_right && crc_ok;
+    } else {
+        is_right = ls_walk_to(&walk, walk.end) && ls_walk_is_whole(&walk);
+    }
+    if (checking->check != NULL) *checking->check = walk.check;
+    return is_right ? LS_STOP_END : LS_STOP_INVALID;
+}
 
 static enum ls_stop check_batch(const uint8_t *bytes, int64_t next_offset, int32_t flags,
                                 struct ls_batch *batch, const struct checking *checking) {
@@ -60,28 +109,19 @@ static enum ls_stop check_batch(const uint8_t *bytes, int64_t next_offset, int32
     /* Gaps are legal (compaction leaves them), going back is not. */
     if ((flags & LS_SCAN_ORDER) && batch->base_offset < next_offset) return LS_STOP_INVALID;
 
+    bool is_plain = (batch->attributes & LS_CODEC_MASK) == 0;
+    if (flags & LS_SCAN_RECORDS && is_plain) return check_records(bytes, flags, batch, checking);
     if (flags & LS_SCAN_CRC) {
-        uint32_t crc = ls_crc32c(0, (uintptr_t)(bytes + LS_ATTRIBUTES_AT),
-                                 batch->size_bytes - LS_ATTRIBUTES_AT);
-        batch->crc_ok = crc == batch->crc;
+        batch->crc_ok = is_crc_right(bytes, batch);
         if (!batch->crc_ok) return LS_STOP_INVALID;
     }
-    if (!(flags & LS_SCAN_RECORDS)) return LS_STOP_END;
-
-    struct ls_record_check structure;
-    struct ls_record_check *check = checking->check ? checking->check : &structure;
-    if (batch->attributes & LS_CODEC_MASK) {
-        *check = (struct ls_record_check){.max_timestamp = -1,
-                                          .min_timestamp = INT64_MAX,
-                                          .last_offset_delta = -1,
-                                          .flags = LS_CHECK_SKIPPED};
-        return LS_STOP_END;
+    if (checking->check != NULL) {
+        *checking->check = (struct ls_record_check){.max_timestamp = -1,
+                                                    .min_timestamp = INT64_MAX,
+                                                    .last_offset_delta = -1,
+                                                    .flags = LS_CHECK_SKIPPED};
     }
-    int64_t result = ls_check_records((uintptr_t)(bytes + LS_BATCH_OVERHEAD),
-                                      batch->size_bytes - LS_BATCH_OVERHEAD, batch->record_count,
-                                      batch->base_timestamp, checking->lowest_timestamp,
-                                      checking->highest_timestamp, check);
-    return result == 0 ? LS_STOP_END : LS_STOP_INVALID;
+    return LS_STOP_END;
 }
 
 static int64_t scan_batches(const uint8_t *bytes, int64_t size, int64_t position,
