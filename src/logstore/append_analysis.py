@@ -76,7 +76,8 @@ class LogAppendInfo:
         record_errors: ``(index, message)`` of rejected records.
         leader_hw_change: Of the leader's high watermark, by this append.
         duplicate: The producer had sent the batch before; nothing was written.
-        batches: Headers, as ``BATCH_DTYPE``, of data that is v2 only; else None.
+        batches: Headers, as ``BATCH_DTYPE``, of data that is v2 only; else None, and None if the
+            native core has appended the batches at once.
         found: What the native core found, if there is one batch only; the validator uses it.
 
     Source: Kafka ``LogAppendInfo``.

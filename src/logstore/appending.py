@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from logstore._native import BATCH_DTYPE, Buffer, PatchedBatch, view_of
-from logstore.append_analysis import LogAppendInfo, analyze
+from logstore._native import BATCH_DTYPE, Buffer, PatchedBatch, size_of, view_of
+from logstore.append_analysis import NO_LEADER_EPOCH, LogAppendInfo, analyze
 from logstore.append_origin import AppendOrigin
 from logstore.compression import CompressionType
 from logstore.errors import (
@@ -213,6 +213,9 @@ class AppendingPartition(WatermarkedPartition):
             InvalidTxnStateError: A transaction was not verified, or something else is written into
                 it.
         """
+        plain = self._append_plain(data, origin, leader_epoch)
+        if plain is not None:
+            return plain
         assign_offsets = origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR)
         self.check_writable()
         self.flush_metadata()
@@ -239,6 +242,30 @@ class AppendingPartition(WatermarkedPartition):
         if not info.duplicate:
             self.flush_if_due()
         return info
+
+    def _append_plain(
+        self, data: Buffer, origin: AppendOrigin, leader_epoch: int
+    ) -> LogAppendInfo | None:
+        """Append in C if there is nothing to decide; None: nothing was done."""
+        if origin not in (AppendOrigin.CLIENT, AppendOrigin.REPLICATION):
+            return None
+        ready = self._writer.append_ready(
+            data, leader_epoch, as_follower=origin is AppendOrigin.REPLICATION
+        )
+        if ready is None:
+            return None
+        epoch = ready.last_leader_epoch
+        return LogAppendInfo(
+            first_offset=ready.first_offset,
+            last_offset=ready.last_offset,
+            last_leader_epoch=None if epoch == NO_LEADER_EPOCH else epoch,
+            max_timestamp=ready.max_timestamp,
+            offset_of_max_timestamp=ready.offset_of_max_timestamp,
+            log_start_offset=self.log_start_offset,
+            source_compression=CompressionType.for_id(ready.last_codec),
+            valid_bytes=size_of(data),
+            last_offset_of_first_batch=ready.last_offset_of_first_batch,
+        )
 
     # -- roll --------------------------------------------------------------------------------------
 

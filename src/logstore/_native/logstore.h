@@ -551,6 +551,17 @@ struct ls_appended {
     int32_t reserved;
 };
 
+/* What ready batches were. */
+struct ls_ready {
+    int64_t first_offset; /* as written */
+    int64_t last_offset;
+    int64_t last_offset_of_first_batch; /* as they came */
+    int64_t max_timestamp;              /* -1 none */
+    int64_t offset_of_max_timestamp;    /* last offset of the first batch that has it, as written */
+    int32_t last_leader_epoch;          /* as it came */
+    int32_t last_codec;                 /* of the last compressed batch, 0 none */
+};
+
 enum ls_append_flag {
     LS_APPEND_ALL_OR_NOTHING = 1, /* write nothing if a roll would cut the append in two */
     LS_APPEND_CHECK_UNITS = 2,    /* refuse timestamps that can only be of another unit */
@@ -592,6 +603,16 @@ int64_t ls_load(uintptr_t address);
 int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head_size,
                                  uintptr_t bytes, int64_t size, uintptr_t batches, int64_t count,
                                  bool publish, bool may_wait);
+/*
+ * Check ready batches, as leader or follower, and append them, in one pass over the bytes: if the
+ * writer is LS_WRITER_FAST, every rule of analysis and validation holds, and there is nothing to
+ * decide: no producer id, no epoch but the configured one, no roll. As leader: of one batch that is
+ * not compressed; it gets offset and epoch. Returns the position; LS_E_REFUSED, or another error:
+ * nothing was done, the general path decides, and says why.
+ */
+int64_t ls_writer_append_ready(ls_writer *writer, uintptr_t bytes, int64_t size,
+                               int64_t leader_epoch, bool as_follower, bool may_wait,
+                               struct ls_ready *ready);
 /*
  * Encode and append records [first, first + count) as leader, in batches of batch_bytes. now: of the
  * checks, and of log append time; -1: ask the clock. Stops before a batch that needs a roll.

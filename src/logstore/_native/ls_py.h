@@ -62,6 +62,7 @@ PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address);
 PyObject *ls_py_own_writer(PyObject *self, PyObject *address);
 PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_append_ready(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_columns(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
 

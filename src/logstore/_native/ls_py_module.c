@@ -71,6 +71,7 @@ static PyMethodDef functions[] = {
     {"writer_state", ls_py_writer_state, METH_O, NULL},
     {"own_writer", ls_py_own_writer, METH_O, NULL},
     {"append_encoded", FASTCALL(ls_py_append_encoded), METH_FASTCALL, NULL},
+    {"append_ready", FASTCALL(ls_py_append_ready), METH_FASTCALL, NULL},
     {"append_columns", FASTCALL(ls_py_append_columns), METH_FASTCALL, NULL},
     {"append_list", FASTCALL(ls_py_append_list), METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

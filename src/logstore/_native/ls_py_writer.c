@@ -134,6 +134,31 @@ PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t
     return PyLong_FromLongLong(result);
 }
 
+/*
+ * append_ready(writer, data, leader_epoch, as_follower) -> (first_offset, last_offset,
+ * last_offset_of_first_batch, max_timestamp, offset_of_max_timestamp, last_leader_epoch,
+ * last_codec), or None: nothing was done.
+ */
+PyObject *ls_py_append_ready(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t address, numbers[2], result;
+    if (count != 4) return PyErr_Format(PyExc_TypeError, "append_ready takes 4 arguments");
+    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 2, 2, numbers) < 0) return NULL;
+    Py_buffer data;
+    if (PyObject_GetBuffer(args[1], &data, PyBUF_SIMPLE) < 0) return NULL;
+    ls_writer *writer = writer_at(address);
+    struct ls_ready ready;
+    SHORT_OR_WITHOUT_GIL(result, data.len < BYTES_WITHOUT_GIL,
+                         ls_writer_append_ready(writer, (uintptr_t)data.buf, data.len, numbers[0],
+                                                numbers[1] != 0, may_wait, &ready));
+    PyBuffer_Release(&data);
+    if (result < 0) Py_RETURN_NONE;
+    return Py_BuildValue("LLLLLii", (long long)ready.first_offset, (long long)ready.last_offset,
+                         (long long)ready.last_offset_of_first_batch,
+                         (long long)ready.max_timestamp, (long long)ready.offset_of_max_timestamp,
+                         (int)ready.last_leader_epoch, (int)ready.last_codec);
+}
+
 PyObject *ls_py_appended(int64_t result, const struct ls_appended *appended) {
     return Py_BuildValue("LLLLLLLiLL", (long long)result, (long long)appended->first_offset,
                          (long long)appended->record_count, (long long)appended->position,

@@ -145,6 +145,9 @@ int64_t ls_writer_write_due(ls_writer *writer, int64_t bytes_to_come);
 /* Write bytes from elsewhere; `position` is where the file ends by now. */
 int64_t ls_writer_write(ls_writer *writer, const uint8_t *bytes, int64_t size, int64_t position,
                         int64_t bytes_to_come);
+/* The same for bytes in several places. */
+int64_t ls_writer_write_spans(ls_writer *writer, const struct ls_io_span *spans, int32_t count,
+                              int64_t position, int64_t bytes_to_come);
 /* Count a batch into `pending` and make its index entries. LS_E_ROLL: its offset does not fit. */
 int64_t ls_writer_count(ls_writer *writer, const struct ls_batch *batch);
 /* Write all, make it the state, show it. If that fails, everything is as before. */
@@ -152,7 +155,14 @@ int64_t ls_writer_commit(ls_writer *writer, bool publish);
 /* Drop the pending append and cut back what it has written. */
 void ls_writer_abort(ls_writer *writer);
 
-/* ---- ls_writer_bulk.c: what columns and lists share, with the lock held ------------------------------- */
+/* ---- ls_writer_bulk.c: what appends of many share, with the lock held ---------------------------------- */
+/*
+ * Write whole batches and count them into `pending`: what ls_writer_append_encoded does between
+ * begin and commit. The position, or an error.
+ */
+int64_t ls_writer_put_encoded(ls_writer *writer, const uint8_t *head, int64_t head_size,
+                              const uint8_t *bytes, int64_t size, const struct ls_batch *batches,
+                              int64_t count);
 /* 1e8 ms is 1970-01-02 and 1e14 ms the year 5138: seconds, or micro- or nanoseconds, are meant. */
 LS_INLINE bool ls_timestamp_is_other_unit(int64_t timestamp) {
     return (timestamp >= 100000000 && timestamp < 10000000000) || timestamp >= 100000000000000;

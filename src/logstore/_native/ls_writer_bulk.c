@@ -42,48 +42,66 @@ static int64_t check_batches(const ls_writer *writer, const struct ls_batch *bat
 }
 
 /* Copy to where the distance to the file position is harmless. */
-static const uint8_t *copy_congruent(ls_writer *writer, const uint8_t *bytes, int64_t size,
-                                     int64_t position) {
-    uint8_t *to = writer->staging + (position & (LS_PAGE - 1));
+static void copy_congruent(uint8_t *to, const uint8_t *bytes, int64_t size) {
     for (int64_t done = 0; done < size; done += COPY_BYTES) {
         memcpy(to + done, bytes + done, (size_t)min64(COPY_BYTES, size - done));
     }
-    return to;
+}
+
+/* Write a piece that is no larger than the staging buffer by way of it. */
+static int64_t write_copied(ls_writer *writer, const uint8_t *head, int64_t head_size,
+                            const uint8_t *bytes, int64_t size, int64_t position,
+                            int64_t bytes_to_come) {
+    uint8_t *to = writer->staging + (position & (LS_PAGE - 1));
+    copy_congruent(to + head_size, bytes + head_size, size - head_size);
+    if (head_size > 0) memcpy(to, head, (size_t)head_size);
+    return ls_writer_write(writer, to, size, position, bytes_to_come);
 }
 
 /*
- * Write the caller's bytes as they are, in pieces that end on piece boundaries of the file.
- * `bytes_to_come` will be written behind them by the same append.
+ * Write the caller's bytes, `head` in place of the first of them: in one call, or if they are many
+ * in pieces that end on piece boundaries of the file.
  */
-static int64_t write_pieces(ls_writer *writer, const uint8_t *bytes, int64_t size,
-                            int64_t bytes_to_come) {
+static int64_t write_ready(ls_writer *writer, const uint8_t *head, int64_t head_size,
+                           const uint8_t *bytes, int64_t size) {
     int64_t position = writer->staged_position;
     int64_t end = position + size;
     int64_t distance = (position - (int64_t)(uintptr_t)bytes) & (LS_PAGE - 1);
     bool is_slow = distance >= 1 && distance <= SLOW_DISTANCE_MAX && size > 2 * COPY_BYTES;
     if (is_slow && ls_writer_reserve(writer, LS_PIECE) < 0) is_slow = false;
+    bool is_one = size <= LS_PIECE && !is_slow;
     while (position < end) {
-        int64_t piece = min64(end, (position / LS_PIECE + 1) * LS_PIECE) - position;
-        const uint8_t *from = is_slow ? copy_congruent(writer, bytes, piece, position) : bytes;
-        int64_t result =
-            ls_writer_write(writer, from, piece, position, end - position - piece + bytes_to_come);
+        int64_t to_boundary = (position / LS_PIECE + 1) * LS_PIECE - position;
+        int64_t piece = is_one ? size : min64(end - position, to_boundary);
+        if (piece < head_size) piece = head_size; /* The first one takes the head, and is bytes. */
+        int64_t to_come = end - position - piece;
+        int64_t result;
+        if (is_slow) {
+            result = write_copied(writer, head, head_size, bytes, piece, position, to_come);
+        } else {
+            struct ls_io_span spans[2] = {
+                {(uintptr_t)head, head_size},
+                {(uintptr_t)(bytes + head_size), piece - head_size},
+            };
+            int32_t first = head_size == 0;
+            result = ls_writer_write_spans(writer, spans + first, 2 - first, position, to_come);
+        }
         if (result < 0) return result;
         position += piece;
         bytes += piece;
+        head_size = 0;
     }
     writer->staged_position = end;
     return 0;
 }
 
-static int64_t append_encoded(ls_writer *writer, const uint8_t *head, int64_t head_size,
+int64_t ls_writer_put_encoded(ls_writer *writer, const uint8_t *head, int64_t head_size,
                               const uint8_t *bytes, int64_t size, const struct ls_batch *batches,
                               int64_t count) {
     int64_t result = check_batches(writer, batches, count, size);
     if (result < 0) return result;
     int64_t position = writer->committed.size_bytes;
-    int64_t rest = size - head_size;
-    if (head_size > 0) result = write_pieces(writer, head, head_size, rest);
-    if (result >= 0) result = write_pieces(writer, bytes + head_size, rest, 0);
+    result = write_ready(writer, head, head_size, bytes, size);
     for (int64_t index = 0; result >= 0 && index < count; ++index) {
         struct ls_batch batch = batches[index];
         batch.position += position;
@@ -101,8 +119,8 @@ int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head
     int64_t result = ls_writer_begin(writer, may_wait);
     if (result < 0) return result;
     int64_t position =
-        append_encoded(writer, (const uint8_t *)head, head_size, (const uint8_t *)bytes, size,
-                       (const struct ls_batch *)batches, count);
+        ls_writer_put_encoded(writer, (const uint8_t *)head, head_size, (const uint8_t *)bytes,
+                              size, (const struct ls_batch *)batches, count);
     if (position < 0) {
         ls_writer_abort(writer);
     } else {

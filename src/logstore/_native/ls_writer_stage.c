@@ -99,20 +99,39 @@ static bool is_full(int64_t result) {
     return result == -ENOSPC || result == -EDQUOT;
 }
 
-int64_t ls_writer_write(ls_writer *writer, const uint8_t *bytes, int64_t size, int64_t position,
-                        int64_t bytes_to_come) {
+static int64_t size_of(const struct ls_io_span *spans, int32_t count) {
+    int64_t size = 0;
+    for (int32_t index = 0; index < count; ++index)
+        size += spans[index].size;
+    return size;
+}
+
+static int64_t write_at(ls_writer *writer, const struct ls_io_span *spans, int32_t count,
+                        int64_t position) {
     int32_t fd = writer->segment.log_fd;
-    preallocate(writer, position, size, bytes_to_come);
+    if (count > 1) return ls_io_write_all_spans(writer->io, fd, spans, count, position);
+    return ls_io_write_all(writer->io, fd, (const void *)spans->bytes, spans->size, position);
+}
+
+int64_t ls_writer_write_spans(ls_writer *writer, const struct ls_io_span *spans, int32_t count,
+                              int64_t position, int64_t bytes_to_come) {
+    preallocate(writer, position, size_of(spans, count), bytes_to_come);
     writer->is_dirty = true;
-    int64_t result = ls_io_write_all(writer->io, fd, bytes, size, position);
+    int64_t result = write_at(writer, spans, count, position);
     if (is_full(result) && writer->preallocated_end > page_up(position)) {
         /* Our own room ahead may be what is missing: give it back, and try once more without. */
         writer->may_preallocate = false;
-        if (ls_io_ftruncate(writer->io, fd, position) < 0) return result;
+        if (ls_io_ftruncate(writer->io, writer->segment.log_fd, position) < 0) return result;
         writer->preallocated_end = position;
-        result = ls_io_write_all(writer->io, fd, bytes, size, position);
+        result = write_at(writer, spans, count, position);
     }
     return result < 0 ? result : 0;
+}
+
+int64_t ls_writer_write(ls_writer *writer, const uint8_t *bytes, int64_t size, int64_t position,
+                        int64_t bytes_to_come) {
+    struct ls_io_span span = {(uintptr_t)bytes, size};
+    return ls_writer_write_spans(writer, &span, 1, position, bytes_to_come);
 }
 
 int64_t ls_writer_clean(ls_writer *writer) {

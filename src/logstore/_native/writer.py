@@ -38,6 +38,7 @@ PREALLOCATE_BYTES = 16 << 20
 
 load_published = _objects.load
 _append_encoded = _objects.append_encoded
+_append_ready = _objects.append_ready
 _append_columns = _objects.append_columns
 _append_list = _objects.append_list
 _exclusive = _objects.writer_exclusive
@@ -139,6 +140,29 @@ class Appended(NamedTuple):
     size_bytes: int
     max_timestamp: int
     offset_of_max_timestamp: int
+
+
+class Ready(NamedTuple):
+    """
+    What ready batches were, and where they are now.
+
+    Attributes:
+        first_offset: Of the first batch, as written.
+        last_offset: Of the last one.
+        last_offset_of_first_batch: As it came: a leader has changed it.
+        max_timestamp: Of all batches; -1 for none.
+        offset_of_max_timestamp: Last offset of the first batch that has it; -1 for none.
+        last_leader_epoch: Of the last batch, as it came.
+        last_codec: Of the last compressed batch; 0 without one.
+    """
+
+    first_offset: int
+    last_offset: int
+    last_offset_of_first_batch: int
+    max_timestamp: int
+    offset_of_max_timestamp: int
+    last_leader_epoch: int
+    last_codec: int
 
 
 class Writer:
@@ -425,6 +449,29 @@ class Writer:
             )
         check(position, f"append {len(headers)} batches", self._path)
         raise AssertionError
+
+    def append_ready(
+        self, batches: Buffer, leader_epoch: int, *, as_follower: bool
+    ) -> Ready | None:
+        """
+        Check ready batches and append them in one pass over their bytes, if nothing is to decide.
+
+        That is so while single appends bypass Python, for whole batches of the configured epoch
+        without a producer that break no rule and need no roll. A leader takes one at a time, not
+        compressed, and gives it offsets and epoch.
+
+        Args:
+            batches: Their bytes.
+            leader_epoch: A leader's; a follower's highest.
+            as_follower: Offsets are final.
+
+        Returns:
+            None: nothing was done. The general path decides, and says what is wrong.
+
+        Source: Kafka ``UnifiedLog.append``; spec 5.3, 5.4.
+        """
+        ready = _append_ready(self.address, batches, leader_epoch, as_follower)
+        return None if ready is None else Ready._make(ready)
 
     def append_columns(
         self,
