@@ -203,6 +203,8 @@ def _too_large(
 
 # No name, no time, no extra flags; operating system 255, unknown, as current JDKs write.
 _GZIP_HEADER: Final = bytes.fromhex("1f8b08000000000000ff")
+_GZIP_FLAGS_AT: Final = 3
+_GZIP_RESERVED_FLAGS: Final = 0xE0
 _GZIP_TRAILER: Final = struct.Struct("<II")  # CRC-32 and size modulo 2^32.
 _RAW_DEFLATE: Final = -15  # zlib's wbits: no header, 32 KiB window.
 _GZIP_MEMBER: Final = 31
@@ -219,6 +221,11 @@ def _decompress_gzip(data: memoryview, bytes_max: int) -> bytes:
     size_bytes = 0
     rest: memoryview | bytes = data
     while True:
+        if len(rest) > _GZIP_FLAGS_AT and rest[_GZIP_FLAGS_AT] & _GZIP_RESERVED_FLAGS:
+            # RFC 1952 says to refuse them; java.util.zip, which Kafka uses, does not look.
+            unreserved = bytearray(rest)
+            unreserved[_GZIP_FLAGS_AT] &= ~_GZIP_RESERVED_FLAGS
+            rest = bytes(unreserved)
         decoder = zlib.decompressobj(_GZIP_MEMBER)
         try:
             # One byte beyond what is left of the bound shows that it is passed.

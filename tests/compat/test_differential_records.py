@@ -287,11 +287,9 @@ def fields_of(batch):
             for record in batch.records():
                 if ControlRecordType.parse(record.key) in TRANSACTION_ENDS:
                     EndTransactionMarker.parse(record.key, record.value)
-    except LogStoreError as error:
+    except LogStoreError:
         fields["error"] = True
         fields.pop("records", None)
-        # RFC 1952 refuses reserved flags, java.util.zip does not look at them.
-        fields["stricter"] = "unknown header flags" in str(error)
     return fields
 
 
@@ -322,8 +320,6 @@ def decoded_by_kafka(kafka, data):
 
 def is_stricter(batch, theirs):
     """Offsets inside a batch that go back, or beyond its end, are damage to us only."""
-    if batch.pop("stricter", False):
-        return True
     if "error" not in batch or "error" in theirs or theirs["magic"] < 2:
         return False
     offsets = [record["offset"] for record in theirs["records"]]
