@@ -298,6 +298,11 @@ class TimeIndex(IndexFile):
             return TimestampOffset(NO_TIMESTAMP, self.base_offset)
         return TimestampOffset(last[0], self.base_offset + last[1])
 
+    @classmethod
+    def encode(cls, timestamp: int, relative_offset: int) -> bytes:
+        """Return an entry as it is in the file."""
+        return cls._ENTRY.pack(timestamp, relative_offset)
+
     def maybe_append(self, timestamp: int, offset: int, *, skip_full_check: bool = False) -> None:
         """
         Append an entry if the timestamp is above the last one, else do nothing.
@@ -325,10 +330,6 @@ class TimeIndex(IndexFile):
                 assert timestamp >= last.timestamp
             if timestamp > last.timestamp:
                 self.append_entries(self._ENTRY.pack(timestamp, self.relative_offset(offset)))
-
-    def encode(self, timestamp: int, relative_offset: int) -> bytes:
-        """Return an entry as it is in the file."""
-        return self._ENTRY.pack(timestamp, relative_offset)
 
     def lookup(self, target_timestamp: int) -> TimestampOffset:
         """

@@ -442,52 +442,23 @@ class IndexFile:
             self.resize(self._entry_count * self.ENTRY_BYTES)
             self._release_handle()
 
-    @property
-    def preallocated_entries(self) -> int:
-        """Number of entries that a file of the full size has room for."""
-        return self.max_index_size // self.ENTRY_BYTES
-
     def set_entries(self, entries: bytes) -> None:
         """
-        Make ``entries`` all that is in the file; one that is so already is not written.
+        Make ``entries`` all that is in the file.
 
         Raises:
             StorageError: The index is empty, or was not opened yet.
         """
         assert self.writable
-        assert len(entries) % self.ENTRY_BYTES == 0
         with self._lock:
-            self._refuse_if_closed()
-            count = len(entries) // self.ENTRY_BYTES
-            is_shown = self._view is not None
-            if is_shown and (count, len(entries)) != (self._entry_count, self._file_bytes):
-                is_same = False
-            else:
-                is_same = self._holds(entries)
-            if is_same:
-                self._file_bytes = len(entries)
-                self._entry_count = count
-                self._last = None
-                self._is_open = True
-                self._is_dirty = True  # Whoever wrote it may not have made it durable.
-            else:
-                self.truncate()
-                self.resize(len(entries))
-                self.append_entries(entries)
+            self.truncate()
+            self.resize(len(entries))
+            self.append_entries(entries)
             self._release_handle()
 
-    def _holds(self, entries: bytes) -> bool:
-        """Whether the file has exactly these entries."""
-        try:
-            fd = self._files.open(self.path, os.O_RDONLY)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return False
-        try:
-            return self._files.pread(fd, len(entries) + 1, 0) == entries
-        finally:
-            self._files.close(fd)
+    def mark_unsynced(self) -> None:
+        """Have the next flush make the file durable: it is not known whether it is."""
+        self._is_dirty = True
 
     def reset(self) -> None:
         """Remove all entries and give the file its full size again, for a rebuild."""

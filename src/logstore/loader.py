@@ -77,7 +77,9 @@ UNFINISHED_SUFFIXES: Final = (
     INDEX_SUFFIX + TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX + TEMPORARY_SUFFIX,
 )
+LEFTOVER_SUFFIXES: Final = (*UNFINISHED_SUFFIXES, DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX)
 TXN_ENTRY_BYTES: Final = 34
+NO_OFFSET: Final = 1 << 63  # Above all.
 
 Result = TypeVar("Result")
 
@@ -173,8 +175,9 @@ class LogLoader:
         try:
             self._remove_unfinished()
             self._complete_swaps()
-            self._without_overflow(self._load_segments)
-            next_offset, recovery_point = self._without_overflow(self._recover_log)
+            with self._leader_epochs.one_write():
+                self._without_overflow(self._load_segments)
+                next_offset, recovery_point = self._without_overflow(self._recover_log)
             return self._finish(next_offset, recovery_point)
         except BaseException:
             for segment in self._segments.values():
@@ -205,21 +208,15 @@ class LogLoader:
         A split renames its parts to ``.swap`` from the last to the first: as long as one is
         ``.cleaned``, the swaps above it do not count.
         """
-        names = self._names()
+        names = [name for name in self._names() if name.endswith(LEFTOVER_SUFFIXES)]
+        swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
         cleaned = [name for name in names if name.endswith(CLEANED_SUFFIX)]
-        cleaned_offsets = [
-            offset for name in cleaned if (offset := offset_of_file(name)) is not None
-        ]
-        uncommitted = [
-            name
-            for name in names
-            if name.endswith(SWAP_SUFFIX)
-            and cleaned_offsets
-            and (offset_of_file(name) or 0) >= min(cleaned_offsets)
-        ]
-        self._check_swaps(
-            name for name in names if name.endswith(SWAP_SUFFIX) and name not in uncommitted
+        first_cleaned = min(
+            (offset for name in cleaned if (offset := offset_of_file(name)) is not None),
+            default=NO_OFFSET,
         )
+        uncommitted = [name for name in swaps if (offset_of_file(name) or 0) >= first_cleaned]
+        self._check_swaps(name for name in swaps if (offset_of_file(name) or 0) < first_cleaned)
         for name in names:
             is_gone = name.endswith(DELETED_SUFFIX) and not name.endswith(KRAFT_SNAPSHOT_DELETED)
             if is_gone or name.endswith(UNFINISHED_SUFFIXES):
@@ -459,7 +456,7 @@ class LogLoader:
         cut_bytes = segment.recover(
             state, self._leader_epochs, before_cut=self._keep_tail, buffer=self._buffer
         )
-        segment.release()  # Else a log of many segments needs as many descriptors.
+        segment.release()
         take_snapshot(state, sync=False)
         return cut_bytes
 
@@ -487,8 +484,7 @@ class LogLoader:
         if self._had_clean_shutdown:
             self._check_tail()
         else:
-            with self._leader_epochs.one_write():
-                self._recover_from()
+            self._recover_from()
         if self._segments:
             next_offset = self._active.read_next_offset()
             if next_offset < self._log_start_checkpoint:

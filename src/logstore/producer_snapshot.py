@@ -59,6 +59,7 @@ BATCHES_RETAINED: Final = 5
 INT32_MAX: Final = 2**31 - 1
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
+OFFSET_DIGITS: Final = 20
 DELETED_SUFFIX: Final = ".deleted"
 
 
@@ -218,18 +219,16 @@ class ProducerStateEntry:
 def snapshot_file_name(offset: int) -> str:
     """Return the name of the snapshot at an offset."""
     assert offset >= 0
-    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
+    return f"{offset:0{OFFSET_DIGITS}d}{SNAPSHOT_SUFFIX}"
 
 
 def snapshot_offset_of(name: str) -> int | None:
     """Return the offset of a snapshot's file name, None if it is none."""
-    if not name.endswith(SNAPSHOT_SUFFIX):
-        return None
     stem = name.removesuffix(SNAPSHOT_SUFFIX)
-    if not stem.isdecimal() or not stem.isascii() or len(stem) > 20:
+    if stem == name or len(stem) != OFFSET_DIGITS or not stem.isdecimal() or not stem.isascii():
         return None
     offset = int(stem)
-    return offset if offset < 2**63 and snapshot_file_name(offset) == name else None
+    return offset if offset < 2**63 else None
 
 
 def _in_kafkas_order(entries: list[ProducerStateEntry]) -> list[ProducerStateEntry]:
@@ -256,9 +255,12 @@ def _in_kafkas_order(entries: list[ProducerStateEntry]) -> list[ProducerStateEnt
 
 def encode_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
     """Return the contents of a snapshot file."""
+    ordered = _in_kafkas_order(list(entries))
+    if not ordered:
+        return NO_ENTRIES
     body = bytearray()
     count = 0
-    for entry in _in_kafkas_order(list(entries)):
+    for entry in ordered:
         first_offset = entry.current_txn_first_offset
         body += ENTRY.pack(
             entry.producer_id,
@@ -271,9 +273,16 @@ def encode_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
             -1 if first_offset is None else first_offset,
         )
         count += 1
+    return _with_header(count, body)
+
+
+def _with_header(count: int, body: bytes | bytearray) -> bytes:
     data = bytearray(HEADER.pack(CURRENT_VERSION, 0, count)) + body
     struct.pack_into(">I", data, 2, crc32c(memoryview(data)[CRC_START:]))
     return bytes(data)
+
+
+NO_ENTRIES: Final = _with_header(0, b"")
 
 
 def write_snapshot(

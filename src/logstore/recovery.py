@@ -17,8 +17,8 @@ Source: Kafka ``LogSegment.recover``; spec 4.7.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import os
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -41,15 +41,15 @@ from logstore.errors import (
     InvalidRecordError,
     SegmentOffsetOverflowError,
 )
-from logstore.index import AbortedTxn, TimestampOffset
+from logstore.index import AbortedTxn, OffsetIndex, TimeIndex, TimestampOffset
 from logstore.legacy import LegacyEntry
 from logstore.record import RecordBatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from logstore.files import FileHandle, Files
-    from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
+    from logstore.files import Files
+    from logstore.index import TransactionIndex
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import CompletedTxn, ProducerStateManager
 
@@ -87,8 +87,8 @@ if TYPE_CHECKING:
             ...
 
         @property
-        def handle(self) -> FileHandle:
-            """The open log file."""
+        def index_bytes(self) -> int:
+            """The size of an index that is appended to."""
             ...
 
         @property
@@ -99,6 +99,10 @@ if TYPE_CHECKING:
         @property
         def size_bytes(self) -> int:
             """Its size."""
+            ...
+
+        def holds_indexes(self, offset_entries: bytes, time_entries: bytes, aborted: bytes) -> bool:
+            """Whether the index files are exactly these already."""
             ...
 
         def update_txn_index(self, completed: CompletedTxn, last_stable_offset: int) -> None:
@@ -153,8 +157,9 @@ class _Recovery:
         self.index_state = IndexState(
             segment.base_offset,
             segment.index_interval_bytes,
-            offset_entries_room=segment.offset_index.preallocated_entries,
-            time_entries_room=segment.time_index.preallocated_entries - 1,
+            offset_entries_room=segment.index_bytes // OffsetIndex.ENTRY_BYTES,
+            # One is kept for the last entry.
+            time_entries_room=segment.index_bytes // TimeIndex.ENTRY_BYTES - 1,
         )
         self.largest_offset = segment.base_offset - 1
         self.offset_entries: list[bytes] = []
@@ -168,7 +173,8 @@ class _Recovery:
         end = self.segment.size_bytes
         step_bytes = STEP_BYTES
         files = self.segment.files
-        with self.segment.handle.lease() as fd:
+        fd = files.open(self.segment.log_path, os.O_RDONLY)
+        try:
             while self.valid_bytes < end:
                 wanted = min(step_bytes, end - self.valid_bytes)
                 buffer = self.buffer.of(wanted)
@@ -181,6 +187,8 @@ class _Recovery:
                 step_bytes = max(STEP_BYTES, needed)
                 if needed > end - self.valid_bytes:
                     return
+        finally:
+            files.close(fd)
 
     def take(self, data: memoryview) -> int:
         """
@@ -341,19 +349,22 @@ class _Recovery:
             and state.offset_of_max_timestamp >= state.last_time_entry_offset
         ):  # The entry that a segment gets when it is sealed.
             relative_offset = int(state.offset_of_max_timestamp) - segment.base_offset
-            entry = segment.time_index.encode(int(state.max_timestamp), relative_offset)
-            self.time_entries.append(entry)
-        _set_entries(segment.offset_index, b"".join(self.offset_entries))
-        _set_entries(segment.time_index, b"".join(self.time_entries))
-        aborted = [
-            AbortedTxn(each.producer_id, each.first_offset, each.last_offset, last_stable_offset)
+            self.time_entries.append(TimeIndex.encode(int(state.max_timestamp), relative_offset))
+        offset_entries, time_entries = b"".join(self.offset_entries), b"".join(self.time_entries)
+        aborted = b"".join(
+            AbortedTxn(
+                each.producer_id, each.first_offset, each.last_offset, last_stable_offset
+            ).encode()
             for each, last_stable_offset in self.completed
             if each.is_aborted
-        ]
-        if not segment.txn_index.holds(aborted):
-            segment.txn_index.reset()
-            for completed, last_stable_offset in self.completed:
-                segment.update_txn_index(completed, last_stable_offset)
+        )
+        if segment.holds_indexes(offset_entries, time_entries, aborted):
+            return
+        _set_entries(segment.offset_index, offset_entries)
+        _set_entries(segment.time_index, time_entries)
+        segment.txn_index.reset()
+        for completed, last_stable_offset in self.completed:
+            segment.update_txn_index(completed, last_stable_offset)
 
 
 def _set_entries(index: OffsetIndex | TimeIndex, entries: bytes) -> None:
@@ -379,8 +390,7 @@ def recover_segment(
     recovery = _Recovery(
         segment, producer_state, leader_epochs, buffer or StepBuffer(segment.files)
     )
-    with contextlib.nullcontext() if leader_epochs is None else leader_epochs.one_write():
-        recovery.run()
+    recovery.run()
     recovery.write_indexes()
     state = recovery.index_state.struct
     if state.max_timestamp < 0:

@@ -339,9 +339,8 @@ class LogSegment(ReadableSegment):
     def _set_recovered(self, size_bytes: int, largest: TimestampOffset) -> int:
         cut_bytes = self._size_bytes - size_bytes
         assert cut_bytes >= 0
-        with self.handle.lease() as fd:
-            if self._files.size(fd) > size_bytes:
-                self._cut(size_bytes, in_place=True)
+        if cut_bytes > 0:
+            self._cut(size_bytes, in_place=True)
         self._size_bytes = size_bytes
         self._max_timestamp_and_offset = largest
         self._rolling_based_timestamp = None

@@ -79,6 +79,7 @@ class SegmentFiles:
 
     __slots__ = (
         "__weakref__",
+        "_are_indexes_unsynced",
         "_directory",
         "_file_suffix",
         "_files",
@@ -120,6 +121,7 @@ class SegmentFiles:
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._txn_index: TransactionIndex | None = None
+        self._are_indexes_unsynced = False
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -196,9 +198,36 @@ class SegmentFiles:
                     offset_index.close_handler()
                     time_index.close_handler()
                     txn_index.close()
+                if self._are_indexes_unsynced:
+                    offset_index.mark_unsynced()
+                    time_index.mark_unsynced()
+                    txn_index.mark_unsynced()
                 self._txn_index, self._time_index = txn_index, time_index
                 self._offset_index = offset_index
             return self._offset_index, self._time_index, self._txn_index
+
+    @property
+    def index_bytes(self) -> int:
+        """The size of an index that is appended to."""
+        return self._index_bytes
+
+    def holds_indexes(self, offset_entries: bytes, time_entries: bytes, aborted: bytes) -> bool:
+        """
+        Whether exactly these are the contents of the index files, none of which was used yet.
+
+        Then they need not be written; the next flush syncs them all the same, because whoever
+        wrote them may not have got there.
+        """
+        if self._offset_index is not None:
+            return False
+        path = self._path(TXN_INDEX_SUFFIX)
+        is_same = (
+            self._files.holds(self._path(INDEX_SUFFIX), offset_entries)
+            and self._files.holds(self._path(TIME_INDEX_SUFFIX), time_entries)
+            and (self._files.holds(path, aborted) if aborted else not self._files.exists(path))
+        )
+        self._are_indexes_unsynced = is_same
+        return is_same
 
     @property
     def handle(self) -> FileHandle:

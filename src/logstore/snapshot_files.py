@@ -19,6 +19,7 @@ from logstore.errors import StorageError
 from logstore.files import REAL_FILES, Files, Path
 from logstore.producer_snapshot import (
     DELETED_SUFFIX,
+    SNAPSHOT_SUFFIX,
     encode_snapshot,
     snapshot_file_name,
     snapshot_offset_of,
@@ -37,7 +38,7 @@ def list_snapshot_offsets(directory: Path, *, files: Files = REAL_FILES) -> list
 
 
 def _offsets_among(names: Iterable[str]) -> list[int]:
-    offsets = (snapshot_offset_of(name) for name in names)
+    offsets = (snapshot_offset_of(name) for name in names if name.endswith(SNAPSHOT_SUFFIX))
     return sorted(offset for offset in offsets if offset is not None)
 
 
@@ -104,13 +105,14 @@ class SnapshotFiles:
 
     def write(self, offset: int, entries: Iterable[ProducerStateEntry], *, sync: bool) -> str:
         """
-        Write one, or take it up again if it was withdrawn and is the same.
+        Write one; without ``sync`` one that was withdrawn and is the same is taken up again.
 
         **Durability**: with ``sync``, the file's contents survive a power loss on return.
         """
         path = self.path(offset)
         data = encode_snapshot(entries)
-        if not (offset in self._withdrawn and self._holds(path, data, sync=sync)):
+        is_same = offset in self._withdrawn and not sync and self._files.holds(path, data)
+        if not is_same:
             write_snapshot_bytes(path, data, sync=sync, files=self._files)
         self._withdrawn.discard(offset)
         offsets = self._offsets
@@ -119,19 +121,6 @@ class SnapshotFiles:
         elif offset not in self:
             insort(offsets, offset)
         return path
-
-    def _holds(self, path: str, data: bytes, *, sync: bool) -> bool:
-        try:
-            fd = self._files.open(path, os.O_RDONLY)
-        except StorageError:
-            return False
-        try:
-            is_same = self._files.pread(fd, len(data) + 1, 0) == data
-            if is_same and sync:
-                self._files.fdatasync(fd)
-            return is_same
-        finally:
-            self._files.close(fd)
 
     def delete(self, offset: int) -> None:
         """Delete one; a missing one is fine."""

@@ -58,6 +58,10 @@ class AbortedTxn(NamedTuple):
     last_offset: int
     last_stable_offset: int
 
+    def encode(self) -> bytes:
+        """Return the entry as it is in the file."""
+        return ENTRY.pack(CURRENT_VERSION, *self)
+
 
 class TxnIndexSearchResult(NamedTuple):
     """What one segment's index tells about a fetch, and whether the following ones are needed."""
@@ -235,24 +239,6 @@ class TransactionIndex:
                 return TxnIndexSearchResult(found, is_complete=True)
         return TxnIndexSearchResult(found, is_complete=False)
 
-    def holds(self, txns: list[AbortedTxn]) -> bool:
-        """Whether the file has exactly these entries; a missing one has none."""
-        if not self.exists:
-            return not txns
-        data = b"".join(ENTRY.pack(CURRENT_VERSION, *txn) for txn in txns)
-        handle = self._open_file(os.O_RDONLY)
-        if handle is None:
-            return False
-        try:
-            with handle.lease() as fd:
-                is_same = self._files.pread(fd, len(data) + 1, 0) == data
-        finally:
-            handle.close()
-        with self._lock:
-            # Whoever wrote it may not have made it durable.
-            self._is_dirty = self._is_dirty or is_same
-        return is_same
-
     # -- changes -----------------------------------------------------------------------------------
 
     def append(self, txn: AbortedTxn) -> None:
@@ -270,7 +256,7 @@ class TransactionIndex:
             handle = self._open_to_write(create=True)
             assert handle is not None
             with handle.lease() as fd:
-                self._files.pwrite(fd, ENTRY.pack(CURRENT_VERSION, *txn), self._size_bytes)
+                self._files.pwrite(fd, txn.encode(), self._size_bytes)
             self._size_bytes += ENTRY_BYTES
             self._last_offset = txn.last_offset
             self._is_dirty = True
@@ -316,6 +302,10 @@ class TransactionIndex:
         with handle.lease() as fd:
             self._files.ftruncate(fd, size_bytes)
         self._size_bytes = size_bytes
+        self._is_dirty = True
+
+    def mark_unsynced(self) -> None:
+        """Have the next flush make the file durable: it is not known whether it is."""
         self._is_dirty = True
 
     # -- flush, close, delete ----------------------------------------------------------------------
