@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import appending, memory, opening, reading
+from benchmarks import appending, memory, opening, reading, scanning
 from benchmarks.harness import Contest
 from benchmarks.sizes import Size
 
@@ -18,6 +18,8 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "single": appending.single,
     "beside a spinning thread": appending.beside_spinner,
     "iteration": reading.iteration,
+    "scan 100 B": partial(scanning.scan, value_size=100),
+    "scan 1 KiB": partial(scanning.scan, value_size=1024),
     "lookup": reading.lookup,
     "random get": reading.random_get,
     "durable": appending.durable,

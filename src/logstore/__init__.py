@@ -18,6 +18,7 @@ if sys.platform == "win32":
 
 from logstore._native import Record
 from logstore.append_analysis import LogAppendInfo
+from logstore.arrow import Scan
 from logstore.clock import Clock, ManualClock
 from logstore.compression import CompressionType
 from logstore.config import LogConfig
@@ -122,6 +123,7 @@ __all__ = [
     "RecordBatchTooLargeError",
     "RecordIterator",
     "RecordTooLargeError",
+    "Scan",
     "SegmentOffsetOverflowError",
     "Start",
     "StorageError",

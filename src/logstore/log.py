@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from logstore._native import Buffer, Record, Writer
 from logstore.append_origin import AppendOrigin
+from logstore.arrow import Scan
 from logstore.checking import broken_invariants
 from logstore.checkpoint import LeaderEpochCheckpointFile, PartitionMetadataFile
 from logstore.clock import SYSTEM_CLOCK, Clock
@@ -423,6 +424,49 @@ class Log(UnifiedLog):
         self.check_open()
         first = start_offset(self, start, isolation)
         return RecordIterator(self, first, stop, isolation, limit=limit, values_only=True)
+
+    def scan(
+        self,
+        start: Start = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        isolation: Isolation = "read_committed",
+        batch_rows: int | None = None,
+        verify_crc: bool = True,
+        views: bool = False,
+    ) -> Scan:
+        """
+        Return the records from ``start`` up to ``stop`` as Arrow data that is read when it is used.
+
+        Args:
+            start: As in :meth:`read`; found at the first use.
+            stop: The same.
+            columns: Their names, in order: ``offset``, ``timestamp``, ``key``, ``value``,
+                ``headers``, and on request ``topic``, ``partition``, ``timestamp_type``,
+                ``leader_epoch``. None: the first five. What is left out costs nothing.
+            isolation: As in :meth:`read`.
+            batch_rows: Rows of a record batch at most, which has 1 to 4 MiB as a rule.
+            verify_crc: False trusts the bytes: a third faster for small records. Damage may then
+                be delivered as records; it is still found where it breaks the format.
+            views: Keys and values as ``binary_view`` columns that point into the segments, without
+                a copy. Few functions of pyarrow take these.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            ValueError: A column or isolation is unknown.
+        """
+        self.check_open()
+        return Scan(
+            self,
+            start,
+            stop,
+            columns=columns,
+            isolation=isolation,
+            batch_rows=batch_rows,
+            verify_crc=verify_crc,
+            views=views,
+        )
 
     def __iter__(self) -> RecordIterator[Record]:
         return self.read()

@@ -1,5 +1,5 @@
 """
-Columns: records to encode as contiguous buffers with offsets, and the encoders that take them.
+Columns: records as contiguous buffers with offsets; what encodes them, what makes them of batches.
 
 The layout is Arrow's: ``values`` holds all value bytes, value *i* is
 ``values[value_offsets[i]:value_offsets[i + 1]]``, and bit *i* of a validity bitmap (least
@@ -8,6 +8,7 @@ significant first) is 0 for null.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,3 +264,71 @@ def seal_batch(
         message = f"a batch of {size} bytes is larger than the format allows; split it"
         raise RecordTooLargeError(message)
     return bytes(batch)
+
+
+# ---- gather --------------------------------------------------------------------------------------
+GATHER_SLACK: int = lib.LS_GATHER_SLACK
+GATHER_VIEW_BYTES: int = lib.LS_GATHER_VIEW_BYTES
+GATHER_CRC: int = lib.LS_GATHER_CRC
+GATHER_TRANSACTIONAL: int = lib.LS_GATHER_TRANSACTIONAL
+GATHER_PASS_CONTROL: int = lib.LS_GATHER_PASS_CONTROL
+GATHER_COUNT: int = lib.LS_GATHER_COUNT
+
+
+class GatherFull(IntEnum):
+    """What has no room for the next record."""
+
+    ROWS = lib.LS_GATHER_FULL_ROWS
+    KEYS = lib.LS_GATHER_FULL_KEYS
+    VALUES = lib.LS_GATHER_FULL_VALUES
+    HEADERS = lib.LS_GATHER_FULL_HEADERS
+
+
+def new_gather() -> Any:
+    """
+    Return a zeroed C struct ``ls_gather``: no column is wanted.
+
+    Addresses that are stored in it are of memory that the caller keeps.
+    """
+    return ffi.new("struct ls_gather *")
+
+
+def gather_batches(address: int, size: int, gather: Any) -> int:
+    """
+    Append the records of plain batches in memory to the columns of ``gather`` as rows.
+
+    Args:
+        address: Of the first byte; the caller keeps the memory.
+        size: Bytes there; ``gather.position`` says where to begin.
+        gather: From :func:`new_gather`; it says how far this came, and where to go on.
+
+    Returns:
+        A :class:`BlockStop`, as an int; after FULL, ``gather.full`` is a :class:`GatherFull`.
+    """
+    assert 0 <= gather.position <= size
+    return int(lib.ls_gather_batches(address, size, gather))
+
+
+def gather_section(
+    address: int,
+    size: int,
+    gather: Any,
+    *,
+    base_offset: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    last_offset_delta: int,
+    record_count: int,
+    leader_epoch: int,
+    timestamp_type: int,
+) -> int:
+    """Do :func:`gather_batches` with one section that was compressed; the rest is its header's."""
+    section = ffi.new("struct ls_section *")
+    section.base_offset = base_offset
+    section.base_timestamp = base_timestamp
+    section.max_timestamp = max_timestamp
+    section.last_offset_delta = last_offset_delta
+    section.record_count = record_count
+    section.leader_epoch = leader_epoch
+    section.timestamp_type = timestamp_type
+    return int(lib.ls_gather_section(address, size, section, gather))

@@ -470,6 +470,99 @@ int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset,
 int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
                        int32_t *found_delta);
 
+/* ---- kernels: gather (ls_columns.c) --------------------------------------------------------- */
+/*
+ * Records as the columns of an Arrow record batch, decoded and copied in one pass. A caller fills one
+ * batch by several calls: each appends rows to what is there, until it says that a column is full.
+ */
+enum ls_gather_flag {
+    LS_GATHER_CRC = 1,           /* verify each batch's CRC-32C right before it is decoded */
+    LS_GATHER_TRANSACTIONAL = 2, /* deliver transactional batches: none here was aborted */
+    LS_GATHER_PASS_CONTROL = 4,  /* step over control batches: nobody has to look at them */
+    LS_GATHER_COUNT = 8 /* of batches wholly within the offsets only add up record counts */
+};
+enum ls_gather_limit {
+    LS_GATHER_SLACK = 256, /* bytes behind a column's capacity that may be overwritten */
+    LS_GATHER_VIEW_BYTES =
+        16 /* a view: int32 size; 12 bytes, or 4 of them, int32 buffer, int32 position */
+};
+/* What has no room for the next record, after LS_BLOCK_FULL. */
+enum ls_gather_full {
+    LS_GATHER_FULL_ROWS,
+    LS_GATHER_FULL_KEYS,
+    LS_GATHER_FULL_VALUES,
+    LS_GATHER_FULL_HEADERS
+};
+
+/* A column of type binary, or of views into the bytes that are decoded. */
+struct ls_gather_bytes {
+    uintptr_t offsets;  /* rows_max + 1 int32, or rows_max views; 0: the column is not wanted */
+    uintptr_t validity; /* bitmap of rows_max bits */
+    uintptr_t bytes;    /* capacity + LS_GATHER_SLACK bytes; not used by views */
+    int64_t capacity;   /* at most 2^31 - 1 */
+    int64_t size;       /* bytes so far */
+    int64_t null_count;
+};
+
+/* A column of type list<struct<key: string, value: binary>>. */
+struct ls_gather_headers {
+    uintptr_t offsets;            /* rows_max + 1 int32; 0: not wanted */
+    struct ls_gather_bytes names; /* of the list's items; without a bitmap */
+    struct ls_gather_bytes values;
+    int64_t count; /* items so far */
+    int64_t count_max;
+    int64_t wanted_names; /* after LS_GATHER_FULL_HEADERS: what the record needs, */
+    int64_t wanted_values;
+    int64_t wanted_count;
+};
+
+struct ls_gather {
+    int64_t start_offset;    /* records below are skipped; on return the next to deliver */
+    int64_t stop_offset;     /* exclusive */
+    int64_t position;        /* of the batch to go on with, relative to `bytes` */
+    int64_t record_position; /* in it, of the next record, if the batch was begun, else 0 */
+    int64_t rows;            /* so far */
+    int64_t rows_max;
+    int64_t wanted;       /* after LS_GATHER_FULL_KEYS or _VALUES: bytes the record needs there */
+    uintptr_t offsets;    /* int64; any of these 0: not wanted */
+    uintptr_t timestamps; /* int64 */
+    uintptr_t timestamp_types; /* int32 */
+    uintptr_t leader_epochs;   /* int32 */
+    struct ls_gather_bytes keys;
+    struct ls_gather_bytes values;
+    struct ls_gather_headers headers;
+    uintptr_t view_base;  /* 0: bytes are copied; else what positions in views count from */
+    int32_t view_buffer;  /* number that views give their buffer */
+    int32_t record_index; /* records of the batch that come before record_position */
+    int32_t flags;        /* enum ls_gather_flag */
+    int32_t full;         /* enum ls_gather_full, after LS_BLOCK_FULL */
+};
+
+/* A records section that was compressed, and what its records share. */
+struct ls_section {
+    int64_t base_offset;
+    int64_t base_timestamp;
+    int64_t max_timestamp;
+    int32_t last_offset_delta;
+    int32_t record_count;
+    int32_t leader_epoch;
+    int32_t timestamp_type; /* 1: every record has max_timestamp */
+};
+
+/*
+ * Append the records of plain v2 batches in [bytes + position, bytes + size) as rows. Returns an
+ * enum ls_block_stop; the rows of a batch that is damaged are not there. Reads nothing outside
+ * [bytes, bytes + size). With views, all of it lies within 2^31 - 1 bytes of view_base. Names that
+ * are not UTF-8 get U+FFFD for each malformed part, as Kafka's clients do.
+ */
+int64_t ls_gather_batches(uintptr_t bytes, int64_t size, struct ls_gather *gather);
+/*
+ * The same for one section: LS_BLOCK_END (position is then `size`), FULL, BOUND or INVALID.
+ * record_position and record_index say where to go on in it.
+ */
+int64_t ls_gather_section(uintptr_t bytes, int64_t size, const struct ls_section *section,
+                          struct ls_gather *gather);
+
 /* ---- writer (ls_writer*.c): the writing end of the active segment --------------------------- */
 /*
  * It owns the staging buffer, one lock and the published log end offset. The descriptors are the
