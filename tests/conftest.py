@@ -4,7 +4,8 @@ Settings of the whole suite.
 Environment:
     LOGSTORE_HYPOTHESIS: ``commit`` (default), ``sanitize``, which tries less, or ``nightly``, which
         draws a hundred times as much and leaves no crash or failure out (support/sampling.py).
-    LOGSTORE_NO_SKIPS: With 1, a test skipped for want of a download or of Java fails the run.
+    LOGSTORE_NO_SKIPS: With 1, a test skipped for want of a download, of Java or of strace fails the
+        run.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 
 # How a test says that something has to be fetched or installed first.
-MISSING = re.compile(r"download|fetch|java|jdk|jars|maven|oracle", re.IGNORECASE)
+MISSING = re.compile(r"download|fetch|java|jdk|jars|maven|oracle|strace|ptrace", re.IGNORECASE)
 
 
 def _forbidden_skips(config):
