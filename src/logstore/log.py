@@ -471,9 +471,11 @@ class Log(UnifiedLog):
     def __iter__(self) -> RecordIterator[Record]:
         return self.read()
 
-    def __getitem__(self, offset: SupportsIndex | slice) -> Record:
+    # ``log[offset]`` itself is in C: NativeLog. What it does not take on comes here.
+
+    def _get_general(self, offset: SupportsIndex | slice) -> Record:
         """
-        Return the record at an offset.
+        Return the record at an offset: ``log[offset]``.
 
         Raises:
             OffsetGapError: There is none; ``next_offset`` says where the next one is.
@@ -486,7 +488,11 @@ class Log(UnifiedLog):
         if number < 0:
             raise IndexError("offsets are not counted from the end; use last() or read()")
         self.check_open()
-        return read_one(self, number, "read_committed")
+        places = self.record_places()  # Before the read: what is learned must not be older.
+        record = read_one(self, number, "read_committed")
+        if places is not None:
+            places.learn(number)
+        return record
 
     def __bool__(self) -> bool:
         return True

@@ -15,12 +15,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logstore._native import NativeLog, Writer
 from logstore.config import LogConfig
 from logstore.errors import (
     ClosedError,
+    CorruptRecordError,
     ForkedError,
     InconsistentTopicIdError,
     ReadOnlyError,
@@ -29,6 +30,7 @@ from logstore.errors import (
 from logstore.file_records import LogOffsetMetadata
 from logstore.flushing import GroupCommit
 from logstore.local_log import LocalLog
+from logstore.record_places import RecordPlaces
 from logstore.scheduler import weakly
 from logstore.segment import LogSegment
 from logstore.watermarks import Checkpoints, LogOffsets, Watermarks
@@ -49,6 +51,8 @@ FLUSH_MS_NEVER: Final = 2**63 - 1
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
+
+ResultT = TypeVar("ResultT")
 
 
 class Changing:
@@ -127,6 +131,7 @@ class Partition(NativeLog):
         self._topic_id: str | None = None
         self._own_scheduler = own_scheduler
         self._rules: tuple[int, int, bool, LogConfig] | None = None  # As the writer has them.
+        self._places: RecordPlaces | None = None  # Of log[offset].
         self._readers: weakref.WeakSet[RecordIterator[Any]] = weakref.WeakSet()
         self._is_closed = False
         self._is_read_only = read_only
@@ -351,6 +356,54 @@ class Partition(NativeLog):
                 path=self._directory,
             )
         self._group_commit.check()
+
+    @property
+    def truncations(self) -> int:
+        """A number that changes when a truncation begins, and when it ends."""
+        return self._truncations
+
+    def settled_truncations(self) -> int:
+        """Return :attr:`truncations` after waiting for whoever changes the log now."""
+        with self._lock:
+            return self._truncations
+
+    def undisturbed(self, look: Callable[[], ResultT]) -> ResultT:
+        """
+        Return what ``look`` does, which reads; do it again if it met a file that was being cut.
+
+        Raises:
+            CorruptRecordError: There is damage.
+        """
+        while True:
+            truncations = self._truncations
+            try:
+                return look()
+            except CorruptRecordError:
+                if self.settled_truncations() == truncations:
+                    raise
+
+    def forget_places(self) -> None:
+        """
+        Let ``log[offset]`` find its places anew: bytes of the log are about to go.
+
+        Called under the log's lock before segments are cut, deleted or replaced.
+        """
+        self._places = None
+        self._bind_getter(None)
+
+    def record_places(self) -> RecordPlaces | None:
+        """Return the places that C gets records from; None if something changes the log now."""
+        places = self._places
+        if places is None and not self._is_forked() and self._lock.acquire(blocking=False):
+            try:
+                places = self._places
+                if places is None and not self._is_closed:
+                    places = RecordPlaces(self._local_log, self._watermarks)
+                    self._bind_getter(places.getter)
+                    self._places = places
+            finally:
+                self._lock.release()
+        return places
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid

@@ -74,6 +74,15 @@ class ReadableLog(Protocol):
         ...
 
     @property
+    def truncations(self) -> int:
+        """A number that changes when a truncation begins, and when it ends."""
+        ...
+
+    def settled_truncations(self) -> int:
+        """Return ``truncations`` after waiting for whoever changes the log now."""
+        ...
+
+    @property
     def readers(self) -> WeakSet[RecordIterator[Any]]:
         """Reads that have begun; each is told to discard what it holds when the log closes."""
         ...
@@ -251,6 +260,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         "_segments",
         "_stop",
         "_stop_wanted",
+        "_truncations",
         "_values_only",
     )
 
@@ -288,6 +298,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         self._filled = 0  # End of what was read into the buffer.
         self._position = 0  # In the buffer, of the next batch.
         self._resume = (0, 0)  # In a batch that was begun: position and index of the next record.
+        self._truncations = log.truncations  # When the buffer was filled, or later.
         log.readers.add(self)
 
     @property
@@ -339,6 +350,8 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
     # -- blocks ------------------------------------------------------------------------------------
 
     def _next_block(self) -> list[Any] | None:
+        if self._truncations != self._log.truncations:
+            self._read_again()
         end = self._log.reading_end(self._isolation)  # ClosedError if the log was closed.
         if self._has_begun:
             self._stop = min(self._stop, end)  # The log may have been truncated.
@@ -361,6 +374,11 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                 if not self._lost_segment():
                     raise
                 continue
+            except CorruptRecordError:
+                if self._truncations == self._log.settled_truncations():
+                    raise
+                self._read_again()
+                continue
             if items:
                 if self._remaining is not None:
                     self._remaining -= len(items)
@@ -368,6 +386,12 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         self._buffer = memoryview(b"")
         self._filled = self._position = 0
         return None
+
+    def _read_again(self) -> None:
+        """Drop what was read of files that a truncation has cut, or is cutting."""
+        self._truncations = self._log.truncations
+        self._section = None
+        self.relocate()
 
     def _lost_segment(self) -> bool:
         """Find the place again if a segment went away under the read, and the log did not."""

@@ -22,6 +22,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore.errors import ClosedError, DiskFullError
+from logstore.file_views import FileViews
 from logstore.files import FileHandle, Files
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 
@@ -91,6 +92,7 @@ class SegmentFiles:
         "_open_flags",
         "_time_index",
         "_txn_index",
+        "_views",
         "base_offset",
         "on_open",
     )
@@ -113,6 +115,7 @@ class SegmentFiles:
         self._open_flags: Final = os.O_RDWR if writable else os.O_RDONLY
         self._guard = threading.Lock()
         self._handle: FileHandle | None = None
+        self._views: FileViews | None = None  # Of the present file; made when it is first mapped.
         self._is_closed = False
         #: Called when the ``.log`` file was opened: somebody bounds the number of open files.
         self.on_open: Callable[[Any], None] | None = None
@@ -251,6 +254,14 @@ class SegmentFiles:
             self.on_open(self)
         return handle
 
+    @property
+    def views(self) -> FileViews:
+        """Who looks at mapped bytes of the ``.log`` file; of an older one after a truncation."""
+        with self._guard:
+            if self._views is None:
+                self._views = FileViews()
+            return self._views
+
     def read_at(self, position: int, size: int) -> bytes:
         """Return ``size`` bytes of the ``.log`` file, fewer at its end."""
         with self.handle.lease() as fd:
@@ -293,13 +304,14 @@ class SegmentFiles:
                 # Nobody reads from this file: no range and no read under way but this one.
                 if old.lease_count > 1 or sys.getrefcount(old) > REFERENCES_OF_AN_UNREAD_FILE:
                     raise
-                if self._files.link_count(fd) > 1:
+                if self.views.is_viewed or self._files.link_count(fd) > 1:
                     raise
                 self._files.ftruncate(fd, size_bytes)
                 self._files.fdatasync(fd)
                 return
         with self._guard:
             self._handle = new  # Ranges read before keep the old file.
+            self._views = None
         self._files.fsync_directory(self._directory)
 
     def _kept_prefix(self, fd: int, size_bytes: int) -> FileHandle:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logstore.entries import NO_TIMESTAMP, EntryHeader, entry_headers
 from logstore.errors import CorruptRecordError, StorageError
 from logstore.file_records import NO_RECORDS, FetchDataInfo, FileRecords, LogOffsetMetadata
-from logstore.files import Files
+from logstore.files import Files, Mapping
 from logstore.index import AbortedTxn, OffsetPosition, TimestampOffset, TxnIndexSearchResult
 from logstore.index_repair import repair_indexes
 from logstore.segment_files import RELATIVE_OFFSET_MAX, SegmentFiles
@@ -263,6 +263,16 @@ class ReadableSegment(SegmentFiles):
         yield from headers
 
     # -- by offset ---------------------------------------------------------------------------------
+
+    def map_sealed(self) -> Mapping:
+        """
+        Map the ``.log`` file of a segment that takes no more appends, up to its last entry.
+
+        Raises:
+            ClosedError: The segment was closed or deleted.
+        """
+        handle = self.handle  # Before its views: those of a newer file may not be told of it.
+        return self.views.map(handle, self.size_bytes)
 
     def translate_offset(self, offset: int, starting_position: int = 0) -> OffsetLocation | None:
         """

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from logstore.appending import AppendingPartition
@@ -96,12 +96,15 @@ class UnifiedLog(AppendingPartition):
                 f"isolation {isolation!r} is not one of read_committed, read_uncommitted, log_end"
             )
         placed = self._placed(watermark)
-        found = self._local_log.read(
-            start,
-            max_bytes,
-            placed._replace(message_offset=watermark.message_offset),
-            min_one_message=min_one_message,
-            include_aborted=isolation == "read_committed",
+        max_offset = placed._replace(message_offset=watermark.message_offset)
+        found = self.undisturbed(
+            lambda: self._local_log.read(
+                start,
+                max_bytes,
+                max_offset,
+                min_one_message=min_one_message,
+                include_aborted=isolation == "read_committed",
+            )
         )
         if start == watermark.message_offset:
             found = found._replace(fetch_offset_metadata=placed)
@@ -164,6 +167,9 @@ class UnifiedLog(AppendingPartition):
             return TimestampAndOffset(NO_TIMESTAMP, self.log_end_offset, latest)
         if timestamp == LATEST_TIERED_TIMESTAMP:
             return TimestampAndOffset(NO_TIMESTAMP, -1, -1)
+        return self.undisturbed(lambda: self._find_timestamp(timestamp))
+
+    def _find_timestamp(self, timestamp: int) -> TimestampAndOffset | None:
         segments = self._local_log.segments
         if timestamp == MAX_TIMESTAMP:
             largest = max(
@@ -265,6 +271,7 @@ class UnifiedLog(AppendingPartition):
             following = self._local_log.segments.higher(gone[-1].base_offset)
             assert following is not None
             self.maybe_increment_log_start_offset(following.base_offset)
+            self.forget_places()
             self._local_log.remove_and_delete_segments(gone)
         self._delete_producer_snapshots(deletable)
         return len(deletable)
@@ -325,12 +332,13 @@ class UnifiedLog(AppendingPartition):
             if self._local_log.segments.first.base_offset > target_offset:
                 self._truncate_fully_and_start_at(target_offset, None)
                 return True
-            self._lower_recovery_point(target_offset)
-            deleted = self._local_log.truncate_to(target_offset)
-            self._delete_producer_snapshots(deleted)
-            self.leader_epochs.truncate_from_end(target_offset)
-            self._watermarks.truncated(min(target_offset, self.log_start_offset))
-            self._finish_truncation()
+            with self._truncating():
+                self._lower_recovery_point(target_offset)
+                deleted = self._local_log.truncate_to(target_offset)
+                self._delete_producer_snapshots(deleted)
+                self.leader_epochs.truncate_from_end(target_offset)
+                self._watermarks.truncated(min(target_offset, self.log_start_offset))
+                self._finish_truncation()
             return True
 
     def truncate_fully_and_start_at(
@@ -355,16 +363,26 @@ class UnifiedLog(AppendingPartition):
             self._truncate_fully_and_start_at(new_offset, log_start_offset)
 
     def _truncate_fully_and_start_at(self, new_offset: int, log_start_offset: int | None) -> None:
-        self._lower_recovery_point(min(new_offset, self.log_start_offset))
-        self._local_log.truncate_fully_and_start_at(new_offset)
-        self.leader_epochs.clear_and_flush()
-        self.producer_state.truncate_fully_and_start_at(new_offset)
-        self._watermarks.restart(new_offset if log_start_offset is None else log_start_offset)
-        self._finish_truncation()
+        with self._truncating():
+            self._lower_recovery_point(min(new_offset, self.log_start_offset))
+            self._local_log.truncate_fully_and_start_at(new_offset)
+            self.leader_epochs.clear_and_flush()
+            self.producer_state.truncate_fully_and_start_at(new_offset)
+            self._watermarks.restart(new_offset if log_start_offset is None else log_start_offset)
+            self._finish_truncation()
+
+    @contextlib.contextmanager
+    def _truncating(self) -> Iterator[None]:
+        """Tell readers that what they meet may be on its way out."""
+        self._truncations += 1
+        self.forget_places()
+        try:
+            yield
+        finally:
+            self._truncations += 1
 
     def _lower_recovery_point(self, offset: int) -> None:
         """Make a recovery point durable that a truncation cannot fall below."""
-        self._truncations += 1
         if self._checkpoints is not None and self.recovery_point > offset:
             offsets = self.offsets
             self._checkpoints.write(offsets._replace(recovery_point=offset))
@@ -453,6 +471,7 @@ class UnifiedLog(AppendingPartition):
         """End the C append path and background work."""
         self._is_closed = True
         self._bind_writer(None)
+        self.forget_places()
         for reader in list(self._readers):
             reader.discard()
         if self._is_forked():

@@ -29,6 +29,7 @@ from logstore.file_records import LogOffsetMetadata
 
 HighWatermarkMode: TypeAlias = Literal["log_end", "replicas"]
 HIGH_WATERMARK_MODES: Final = ("log_end", "replicas")
+OFFSET_MAX: Final = 2**63 - 1
 
 
 class LogOffsets(NamedTuple):
@@ -157,6 +158,20 @@ class Watermarks:
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided."""
         return self.last_stable_offset_metadata.message_offset
+
+    def committed_range(self) -> tuple[int, int, object]:
+        """
+        Return what a committed reader may read, [start, stop), and the marks that say so.
+
+        It holds as long as the marks are the same object, and only below the log end.
+        """
+        marks = self._marks
+        stop = OFFSET_MAX
+        if self.mode == "replicas":
+            stop = marks.high_watermark.message_offset
+        if marks.first_unstable_offset is not None:
+            stop = min(stop, marks.first_unstable_offset.message_offset)
+        return marks.log_start_offset, stop, marks
 
     def snapshot(self) -> LogOffsets:
         """Return the five offsets of one moment."""

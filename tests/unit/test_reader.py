@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import pytest
 
+import logstore
 from logstore.compression import CompressionType
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.errors import (
@@ -21,6 +22,7 @@ from logstore.errors import (
 from logstore.file_records import AbortedTransaction
 from logstore.files import REAL_FILES, FileHandle
 from logstore.reader import (
+    BLOCK_RECORDS,
     AbortedTransactions,
     RecordIterator,
     read_first,
@@ -119,7 +121,11 @@ class FakeLog:
         self.log_start_offset = start
         self.stable = end if stable is None else stable
         self.is_closed = False
+        self.truncations = 0
         self.readers = WeakSet()
+
+    def settled_truncations(self):
+        return self.truncations
 
     def reading_end(self, isolation):
         if self.is_closed:
@@ -591,3 +597,43 @@ class TestSingleRecords:
         """A log without records has neither."""
         for log in (log_of(b"", end=0), log_of(marker(0, 1, ControlRecordType.COMMIT))):
             assert (None, None) == (read_first(log, "log_end"), read_last(log, "log_end"))
+
+
+class TestTruncation:
+    def test_no_old_record_after_a_truncation(self, tmp_path):
+        """A read under way goes on with what is in the log now, not with what it had read ahead."""
+        with logstore.open(tmp_path / "t-0") as log:
+            log.extend([b"old %d" % at for at in range(3000)])
+            for each in (log.read(), log.read_values()):
+                log.truncate_to(0)
+                log.extend([b"old %d" % at for at in range(3000)])
+                first = [next(each) for _ in range(10)]
+                log.truncate_to(0)
+                log.extend([b"new %d" % at for at in range(3000)])
+                values = [getattr(item, "value", item) for item in (*first, *each)]
+                block = BLOCK_RECORDS  # In the hands of the iterator already.
+                assert [b"old %d" % at for at in range(block)] == values[:block]
+                assert [b"new %d" % at for at in range(block, 3000)] == values[block:]
+
+    def test_file_cut_under_a_read(self, log_of):
+        """What looks like damage because of a truncation under way is read again."""
+        log = log_of(batch(0, [b"a", b"b"]) + batch(2, [b"c"]))
+        segment = log.segments[0]
+        broken, whole = segment.handle, segment.data
+
+        class Cut:
+            path = "cut"
+
+            def lease(self):
+                raise CorruptRecordError("cut")
+
+        def settle():
+            segment.handle = broken
+            log.truncations += 2
+            return log.truncations
+
+        assert whole
+        segment.handle = Cut()
+        segment.handle.files = REAL_FILES
+        log.settled_truncations = settle
+        assert [0, 1, 2] == offsets(log.read())

@@ -79,6 +79,7 @@ from logstore._native.records import (
     BlockStop,
     IndexView,
     Record,
+    RecordGetter,
     fill_records,
     read_block,
 )
@@ -138,6 +139,7 @@ __all__ = [
     "Record",
     "RecordCheck",
     "RecordColumns",
+    "RecordGetter",
     "ScanResult",
     "ScannedBatch",
     "Writer",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -132,7 +133,7 @@ class Mapping:
     below the mapped range while anybody may touch it (DESIGN.md D6).
     """
 
-    __slots__ = ("_io", "_memory", "is_closed", "size")
+    __slots__ = ("__weakref__", "_io", "_memory", "is_closed", "size")
 
     def __init__(self, io: Any, address: int, size: int) -> None:
         self._io = io
@@ -159,6 +160,10 @@ class Mapping:
         """The mapped bytes, to store into if the mapping was made for that."""
         assert not self.is_closed
         return memoryview(ffi.buffer(self._memory, self.size))
+
+    def claim(self) -> weakref.ref[Any]:
+        """Return a reference that is dead once nobody, no view either, holds the memory."""
+        return weakref.ref(self._memory)
 
     def stored(self, position: int, size: int) -> None:
         """Report that bytes were stored to, before they are published to anybody."""

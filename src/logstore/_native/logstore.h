@@ -469,6 +469,9 @@ int64_t ls_decode_records(uintptr_t section, int64_t size, int64_t base_offset,
  */
 int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
                        int32_t *found_delta);
+/* The same from record number `index`, which is at `record`, on; `size` bytes are left from there. */
+int64_t ls_find_record_from(uintptr_t record, int64_t size, int32_t index, int32_t record_count,
+                            int32_t offset_delta, int32_t *found_delta);
 
 /* ---- kernels: gather (ls_columns.c) --------------------------------------------------------- */
 /*

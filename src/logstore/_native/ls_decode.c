@@ -76,21 +76,22 @@ LS_INLINE const uint8_t *read_offset_delta(const uint8_t *at, const uint8_t *end
     return next;
 }
 
-int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
-                       int32_t *found_delta) {
+int64_t ls_find_record_from(uintptr_t record, int64_t size, int32_t index, int32_t record_count,
+                            int32_t offset_delta, int32_t *found_delta) {
     assert(size >= 0);
+    assert(index >= 0);
     assert(found_delta != NULL);
     if (record_count < 0) return LS_E_CORRUPT;
 
-    const uint8_t *begin = (const uint8_t *)section;
+    const uint8_t *begin = (const uint8_t *)record;
     const uint8_t *end = begin + size;
     const uint8_t *at = begin;
     /*
      * Deltas strictly increase from 0 or more, so record number n has a delta of n or more. Without
      * holes it is n: go there by the lengths alone. With holes before it, read every delta.
      */
-    if (offset_delta > 0 && offset_delta < record_count) {
-        for (int32_t index = 0; index < offset_delta; ++index) {
+    if (offset_delta > index && offset_delta < record_count) {
+        for (int32_t passed = index; passed < offset_delta; ++passed) {
             __builtin_prefetch((const void *)((uintptr_t)at + READ_AHEAD_BYTES));
             at = pass_record(at, end);
             if (LS_UNLIKELY(at == NULL)) return LS_E_CORRUPT;
@@ -99,11 +100,16 @@ int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, in
         if (LS_LIKELY(*found_delta == offset_delta)) return at - begin;
         at = begin;
     }
-    for (int32_t index = 0; index < record_count; ++index) {
+    for (; index < record_count; ++index) {
         const uint8_t *next = read_offset_delta(at, end, found_delta);
         if (LS_UNLIKELY(next == NULL)) return LS_E_CORRUPT;
         if (*found_delta >= offset_delta) return at - begin;
         at = next;
     }
     return -1;
+}
+
+int64_t ls_find_record(uintptr_t section, int64_t size, int32_t record_count, int32_t offset_delta,
+                       int32_t *found_delta) {
+    return ls_find_record_from(section, size, 0, record_count, offset_delta, found_delta);
 }

@@ -20,6 +20,7 @@ struct ls_py_state {
     PyTypeObject *iterator_type;
     PyTypeObject *log_type;
     PyTypeObject *index_view_type;
+    PyTypeObject *getter_type;
     PyObject *empty_tuple;
     PyObject *epoch;     /* 1970-01-01, UTC-aware */
     PyObject *timedelta; /* the class */
@@ -52,6 +53,9 @@ int ls_py_grow(void **memory, Py_ssize_t *room, Py_ssize_t needed, size_t elemen
 int ls_py_put_headers(struct ls_py_bytes *out, PyObject *headers);
 /* (result, *appended) for Python. */
 PyObject *ls_py_appended(int64_t result, const struct ls_appended *appended);
+/* What a RecordGetter finds, or NULL: without an error it is for the general way. */
+PyObject *ls_py_getter_get(PyObject *self, int64_t offset);
+bool ls_py_is_getter(PyObject *object);
 
 /* One entry of the module's method table each; `self` is the module. */
 PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t count);
@@ -71,5 +75,6 @@ PyTypeObject *ls_py_add_record_type(PyObject *module);
 PyTypeObject *ls_py_add_iterator_type(PyObject *module);
 PyTypeObject *ls_py_add_log_type(PyObject *module);
 PyTypeObject *ls_py_add_index_view_type(PyObject *module);
+PyTypeObject *ls_py_add_getter_type(PyObject *module);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * ls_py_log.c: NativeLog, the base type of Log: append of one record without a line of Python, with
- * the GIL kept. What is not plain goes to the subclass's _append_general with the same arguments.
+ * ls_py_log.c: NativeLog, the base type of Log: append and get of one record without a line of
+ * Python, with the GIL kept. What is not plain goes to the subclass's _append_general and
+ * _get_general with the same arguments.
  */
 #include "ls_py.h"
 #include "ls_writer.h"
@@ -9,12 +10,15 @@ struct log {
     PyObject ob_base;
     PyObject *writer_object; /* keeps the writer alive */
     ls_writer *writer;       /* NULL: every append is general */
+    PyObject *getter;        /* a RecordGetter; NULL: every get is general */
+    PyObject *name_get_general;
     PyObject *name_key, *name_headers, *name_timestamp, *name_sync;
 };
 
 static int log_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((struct log *)self)->writer_object);
+    Py_VISIT(((struct log *)self)->getter);
     return 0;
 }
 
@@ -22,6 +26,7 @@ static int log_clear(PyObject *self) {
     struct log *log = (struct log *)self;
     log->writer = NULL;
     Py_CLEAR(log->writer_object);
+    Py_CLEAR(log->getter);
     return 0;
 }
 
@@ -30,6 +35,7 @@ static void log_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     (void)log_clear(self);
+    Py_XDECREF(log->name_get_general);
     Py_XDECREF(log->name_key);
     Py_XDECREF(log->name_headers);
     Py_XDECREF(log->name_timestamp);
@@ -43,11 +49,13 @@ static PyObject *log_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
     (void)keywords;
     struct log *log = (struct log *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (log == NULL) return NULL;
+    log->name_get_general = PyUnicode_InternFromString("_get_general");
     log->name_key = PyUnicode_InternFromString("key");
     log->name_headers = PyUnicode_InternFromString("headers");
     log->name_timestamp = PyUnicode_InternFromString("timestamp");
     log->name_sync = PyUnicode_InternFromString("sync");
-    if (!log->name_key || !log->name_headers || !log->name_timestamp || !log->name_sync) {
+    if (!log->name_get_general || !log->name_key || !log->name_headers || !log->name_timestamp ||
+        !log->name_sync) {
         Py_CLEAR(log);
     }
     return (PyObject *)log;
@@ -170,20 +178,67 @@ static const char append_doc[] =
     "    timestamp: Milliseconds since the epoch or an aware datetime; None is now.\n"
     "    sync: Return only when the record is on the device.";
 
+/* ---- get ------------------------------------------------------------------------------------ */
+
+static PyObject *log_bind_getter(PyObject *self, PyObject *bound) {
+    struct log *log = (struct log *)self;
+    if (bound != Py_None && !ls_py_is_getter(bound)) {
+        return PyErr_Format(PyExc_TypeError, "a RecordGetter or None, not %R", bound);
+    }
+    PyObject *old;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(self);
+#endif
+    old = log->getter;
+    log->getter = bound == Py_None ? NULL : Py_NewRef(bound);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static PyObject *bound_getter(PyObject *self) {
+    PyObject *bound;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(self);
+#endif
+    bound = Py_XNewRef(((struct log *)self)->getter);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    return bound;
+}
+
+static PyObject *log_subscript(PyObject *self, PyObject *key) {
+    PyObject *bound = PyLong_CheckExact(key) ? bound_getter(self) : NULL;
+    if (bound != NULL) {
+        int overflow;
+        int64_t offset = PyLong_AsLongLongAndOverflow(key, &overflow);
+        PyObject *record = overflow == 0 ? ls_py_getter_get(bound, offset) : NULL;
+        Py_DECREF(bound);
+        if (record != NULL || PyErr_Occurred()) return record;
+    }
+    return PyObject_CallMethodObjArgs(self, ((struct log *)self)->name_get_general, key, NULL);
+}
+
 static PyMethodDef log_methods[] = {
     {"append", (PyCFunction)(void (*)(void))log_append, METH_FASTCALL | METH_KEYWORDS, append_doc},
     {"_bind_writer", log_bind_writer, METH_O,
      "Let append use this Writer directly; None: always _append_general."},
+    {"_bind_getter", log_bind_getter, METH_O,
+     "Let log[offset] ask this RecordGetter first; None: always _get_general."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot log_slots[] = {
-    {Py_tp_doc, (void *)(uintptr_t)"Base of Log: its append in C."},
+    {Py_tp_doc, (void *)(uintptr_t)"Base of Log: its append and log[offset] in C."},
     {Py_tp_new, log_new},
     {Py_tp_dealloc, log_dealloc},
     {Py_tp_traverse, log_traverse},
     {Py_tp_clear, log_clear},
     {Py_tp_methods, log_methods},
+    {Py_mp_subscript, log_subscript},
     {0, NULL},
 };
 

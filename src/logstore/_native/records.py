@@ -89,10 +89,43 @@ if TYPE_CHECKING:
 
         def position(self, offset: int, /) -> int: ...
 
+    @final
+    class RecordGetter:
+        """Gets records from places of a log that it was told of; see ``record_getter.py``."""
+
+        def __init__(
+            self, watermarks: object, writer: object, published_address: int, mapped_max: int, /
+        ) -> None: ...
+
+        def get(self, offset: int, /) -> Record | None: ...
+
+        def set_range(self, start: int, stop: int, marks: object, /) -> None: ...
+
+        def add(
+            self,
+            owner: object,
+            base_offset: int,
+            end_offset: int,
+            address: int,
+            size: int,
+            index_address: int,
+            entry_count: int,
+            io: int,
+            fd: int,
+            /,
+        ) -> None: ...
+
+        def retain(self, first: int, active: int, /) -> None: ...
+
+        def covers(self, offset: int, /) -> bool: ...
+
+        def places(self) -> list[tuple[int, int, bool]]: ...
+
 else:
     Record = _objects.Record
     BlockIterator = _objects.BlockIterator
     IndexView = _objects.IndexView
+    RecordGetter = _objects.RecordGetter
 
 
 class BlockStop(IntEnum):

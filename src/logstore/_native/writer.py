@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,14 @@ class PatchedBatch:
 
 
 if TYPE_CHECKING:
+    from logstore._native.records import Record, RecordGetter
 
     class NativeLog:
-        """Base of Log: its ``append`` in C, which falls back to ``_append_general``."""
+        """
+        Base of Log: its ``append`` and ``log[offset]`` in C.
+
+        They fall back to ``_append_general`` and ``_get_general``.
+        """
 
         def append(
             self,
@@ -85,7 +90,11 @@ if TYPE_CHECKING:
             sync: bool = False,
         ) -> int: ...
 
+        def __getitem__(self, offset: SupportsIndex, /) -> Record: ...
+
         def _bind_writer(self, writer: Writer | None) -> None: ...
+
+        def _bind_getter(self, getter: RecordGetter | None) -> None: ...
 
 else:
     NativeLog = _objects.NativeLog

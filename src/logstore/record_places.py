@@ -1,0 +1,149 @@
+"""
+Where ``log[offset]`` may look without a line of Python, and what may be read there.
+
+A :class:`RecordPlaces` tells a ``RecordGetter`` (in C) of places of the log, one after the other,
+as the general way finds records there:
+
+=================  ==================================  ============================================
+place              how it is looked into               until
+=================  ==================================  ============================================
+sealed segment     mapped; at most                     it was used longest ago of all, or it goes
+                   mapped.segments.max of them
+active segment     read, 16 KiB or a batch             it is sealed
+=================  ==================================  ============================================
+
+What may be read follows from the watermarks' marks, which are replaced as a whole whenever one
+moves, and from the log end that the writer has published: C looks at both in each call.
+
+Places hold mappings and descriptors. Whoever cuts or deletes segments drops this object first
+(``Partition.forget_places``), under the log's lock, under which it is also made: no place outlives
+the bytes that it stands for.
+
+Source: DESIGN.md D5, D6, D12.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from logstore._native import RecordGetter, ffi
+from logstore.errors import ClosedError, StorageError
+
+if TYPE_CHECKING:
+    from logstore.files import FileHandle
+    from logstore.index import OffsetIndex
+    from logstore.local_log import LocalLog, Segments
+    from logstore.segment import LogSegment
+    from logstore.watermarks import Watermarks
+
+OFFSET_MAX: Final = 2**63 - 1
+NO_DESCRIPTOR: Final = -1
+
+
+class _OpenFile:
+    """A lease that ends with this object."""
+
+    __slots__ = ("fd", "handle", "index")
+
+    def __init__(self, handle: FileHandle, index: object) -> None:
+        self.fd = NO_DESCRIPTOR
+        self.handle = handle
+        self.index = index
+        self.fd = handle.acquire()
+
+    def __del__(self) -> None:
+        if self.fd != NO_DESCRIPTOR:
+            with contextlib.suppress(StorageError):
+                self.handle.release()
+
+
+class RecordPlaces:
+    """
+    The places of one log that its ``getter`` knows.
+
+    **Thread rule**: any thread may call anything.
+    """
+
+    __slots__ = ("_entry_count", "_local_log", "_segments", "_watermarks", "getter")
+
+    def __init__(self, local_log: LocalLog, watermarks: Watermarks) -> None:
+        writer = local_log.writer
+        self._local_log = local_log
+        self._watermarks = watermarks
+        self._segments: Segments | None = None  # Those that the getter's places belong to.
+        self._entry_count = 0  # Of the active segment's index, as far as the getter knows.
+        self.getter: Final = RecordGetter(
+            watermarks, writer, writer.published_address, local_log.config.mapped_segments_max
+        )
+
+    def learn(self, offset: int) -> None:
+        """
+        Let C answer for the neighbourhood of an offset, at which there is a record.
+
+        Nothing happens if the segment is going away, or the system refuses another mapping.
+        """
+        self.getter.set_range(*self._watermarks.committed_range())
+        segments = self._local_log.segments
+        if segments is not self._segments:
+            self.getter.retain(segments.first.base_offset, segments.active.base_offset)
+            self._segments = segments
+        segment = segments.floor(offset)
+        if segment is None:
+            return
+        with contextlib.suppress(ClosedError, StorageError):
+            if segment is segments.active:
+                self._add_active(segment, offset)
+            elif not self.getter.covers(offset):
+                following = segments.higher(segment.base_offset)
+                assert following is not None
+                self._add_sealed(segment, following.base_offset)
+
+    def _add_active(self, segment: LogSegment, offset: int) -> None:
+        index = _sure_index(segment)
+        if self.getter.covers(offset) and self._entry_count == index.entry_count:
+            return
+        self._entry_count = index.entry_count
+        self._add_file(segment, index, OFFSET_MAX)
+
+    def _add_sealed(self, segment: LogSegment, end_offset: int) -> None:
+        index = _sure_index(segment)
+        if self._local_log.config.mapped_segments_max == 0:
+            self._add_file(segment, index, end_offset)
+            return
+        size_bytes = segment.size_bytes
+        if size_bytes == 0:
+            return
+        mapping, view = segment.map_sealed(), index.finder()
+        self.getter.add(
+            (mapping, view),
+            segment.base_offset,
+            end_offset,
+            mapping.address,
+            size_bytes,
+            view.address,
+            view.count,
+            0,
+            NO_DESCRIPTOR,
+        )
+
+    def _add_file(self, segment: LogSegment, index: OffsetIndex, end_offset: int) -> None:
+        view = index.finder()
+        owner = _OpenFile(segment.handle, view)
+        self.getter.add(
+            owner,
+            segment.base_offset,
+            end_offset,
+            0,
+            0,
+            view.address,
+            view.count,
+            int(ffi.cast("uintptr_t", segment.files.io)),
+            owner.fd,
+        )
+
+
+def _sure_index(segment: LogSegment) -> OffsetIndex:
+    """Return the offset index with all its entries, repaired if it had to be."""
+    segment.take_index_entries()
+    return segment.offset_index

@@ -1,0 +1,418 @@
+"""``log[offset]`` in C: what it answers, what it leaves to Python, and what it holds meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import random
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import logstore
+from logstore._native import RecordGetter
+from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.reader import read_one
+from logstore.record import encode_batch, end_transaction_marker
+
+SMALL = {
+    "segment.bytes": 2000,
+    "batch.bytes": 300,
+    "index.interval.bytes": 200,
+    "transaction.partition.verification.enable": "false",
+}
+
+
+@pytest.fixture(name="log")
+def _log(tmp_path):
+    with logstore.open(tmp_path / "log-0", config=SMALL) as log:
+        yield log
+        if not log.is_closed:
+            assert [] == list(log.check())
+
+
+def outcome(get, offset):
+    """Return what a get answers or raises, in a form that can be compared."""
+    try:
+        return get(offset)
+    except logstore.LogStoreError as error:
+        return type(error), str(error), error.offset, getattr(error, "position", None)
+
+
+def assert_same(log, offsets):
+    """Each offset is asked for twice: in general and, at the latest then, through C."""
+    for offset in offsets:
+        expected = outcome(lambda at: read_one(log, at, "read_committed"), offset)
+        assert expected == outcome(log.__getitem__, offset)
+        assert expected == outcome(log.__getitem__, offset)
+
+
+def fill(log, count=200, text=b"value"):
+    for first in range(0, count, 5):
+        log.extend([b"%s %d" % (text, at) for at in range(first, first + 5)])
+
+
+def by_c(log, offset):
+    """Return what C alone answers."""
+    return log.record_places().getter.get(offset)
+
+
+def batches(log, data, **options):
+    return log.append_batches(data, leader_epoch=0, **options)
+
+
+class TestAnswers:
+    def test_every_offset_of_sealed_and_active_segments(self, log):
+        """Answers are those of the general way, in any order, within and outside the log."""
+        fill(log)
+        offsets = [*range(-2, 203), *random.Random(1).choices(range(200), k=300)]
+        with pytest.raises(IndexError):
+            log[-1]
+        assert_same(log, offsets[2:])
+        assert b"value 77" == by_c(log, 77).value
+        kinds = {mapped for _, _, mapped in log.record_places().getter.places()}
+        assert {True, False} == kinds
+
+    def test_other_numbers_and_slices(self, log):
+        """What is an index counts as one; slices and text do not."""
+        fill(log, 10)
+
+        class Five:
+            def __index__(self):
+                return 5
+
+        assert 5 == log[Five()].offset
+        assert 1 == log[True].offset
+        for wrong in (slice(1, 2), "1", None, 1.0):
+            with pytest.raises((TypeError, AttributeError)):
+                log[wrong]
+        with pytest.raises(logstore.OffsetOutOfRangeError):
+            log[2**70]
+
+    def test_all_fields(self, log):
+        """Headers, keys, tombstones, times and epochs come through C as they were written."""
+        log.append(None, key=b"k", timestamp=1_600_000_000_000)
+        log.append(b"", headers=[("a", b"1"), ("b", None)])
+        log.append(b"v", key=b"", headers={"c": b""})
+        assert_same(log, range(3))
+        assert list(log) == [by_c(log, at) for at in range(3)]
+
+    def test_gaps_between_and_inside_batches(self, log):
+        """An offset without record is told with the next one that has one."""
+        data = encode_batch(
+            [(0, 0, None, b"a", ()), (3, 0, None, b"b", ()), (4, 0, None, b"c", ())],
+            leader_epoch=0,
+        )
+        later = encode_batch([(9, 0, None, b"d", ())], leader_epoch=0)
+        batches(log, data + later, origin="replication")
+        assert_same(log, range(11))
+        assert b"c" == by_c(log, 4).value
+        assert by_c(log, 3).offset == 3
+        assert by_c(log, 2) is None
+
+    def test_what_is_left_to_python(self, log):
+        """Compressed batches and transactions are answered, but not by C."""
+        log.extend([b"a" * 50] * 4, compression="gzip")
+        pid = {"producer_id": 7, "producer_epoch": 0}
+        data = encode_batch(
+            [(0, 0, None, b"gone", ())], base_sequence=0, is_transactional=True, **pid
+        )
+        batches(log, data)
+        batches(
+            log,
+            end_transaction_marker(
+                EndTransactionMarker(ControlRecordType.ABORT, 0), timestamp=0, **pid
+            ),
+            origin="coordinator",
+        )
+        fill(log, 5)
+        assert_same(log, range(12))
+        assert [None] * 6 == [by_c(log, at) for at in range(6)]
+        assert b"value 0" == by_c(log, 6).value
+
+    def test_undecided_transaction(self, log):
+        """Nothing behind the last stable offset is answered, and what is decided is, at once."""
+        fill(log, 10)
+        assert 9 == log[9].offset
+        pid = {"producer_id": 7, "producer_epoch": 0}
+        batches(
+            log,
+            encode_batch([(0, 0, None, b"x", ())], base_sequence=0, is_transactional=True, **pid),
+        )
+        fill(log, 5)
+        assert_same(log, range(16))
+        marker = EndTransactionMarker(ControlRecordType.COMMIT, 0)
+        batches(log, end_transaction_marker(marker, timestamp=0, **pid), origin="coordinator")
+        assert_same(log, range(18))
+
+    def test_batches_larger_than_one_read(self, log):
+        """Batches of an active segment that do not fit one read, or the buffer, are answered."""
+        log.update_config({"segment.bytes": 1 << 24, "max.message.bytes": 1 << 22})
+        log.roll()
+        for size in (100, 40_000, 200_000, 3_000_000, 100):
+            log.append(bytes(size))
+        assert_same(log, range(5))
+        log.roll()
+        assert_same(log, range(5))
+
+    def test_neighbours_come_from_the_batch_at_hand(self, log):
+        """The batch that was checked last is not read again, forwards or backwards."""
+        log.update_config({"batch.bytes": 100_000, "segment.bytes": 1 << 20})
+        log.roll()
+        log.extend([b"%d" % at for at in range(1000)])
+        assert b"500" == log[500].value
+        assert b"500" == log[500].value
+        files = log.active_segment.files
+        files.count_operations()
+        reads = files.operation_counts()["pread"]
+        offsets = [*range(500, 600), *range(500, 400, -1), 0, 999]
+        assert [b"%d" % at for at in offsets] == [log[at].value for at in offsets]
+        assert reads == files.operation_counts()["pread"]
+        files.count_operations(counting=False)
+
+
+class TestDamage:
+    def test_damaged_batch(self, log):
+        """The CRC is checked before a batch is served; the error is the general one."""
+        fill(log)
+        path = Path(log.segments[0].log_path)
+        assert_same(log, [1])
+        data = bytearray(path.read_bytes())
+        at = data.index(b"value 12")
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(b"V")
+        with pytest.raises(logstore.CorruptRecordError) as caught:
+            log[12]
+        assert str(path) == caught.value.path
+        assert_same(log, range(30))
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(b"v")
+
+    def test_wrong_index(self, log):
+        """Entries that point anywhere cost time, never a record."""
+        fill(log)
+        index = Path(log.segments[0].offset_index.path)
+        assert_same(log, [1])
+        before = index.read_bytes()
+        assert len(before) >= 16
+        for wrong in (b"\0" * 8, b"\xff" * 8, b"\0\0\0\1\0\0\0\5", before[4:8] + before[:4]):
+            with index.open("r+b") as file:
+                file.write(wrong + before[8:16][::-1])
+            assert_same(log, range(40))
+        index.write_bytes(before)
+
+    def test_records_that_break_the_format(self, log):
+        """A batch whose CRC is right and whose records are not is refused as in general."""
+        fill(log, 5)
+        data = bytearray(encode_batch([(5, 0, None, b"abc", ())]))
+        data[61] = 0x7E  # The length of the record.
+        data[17:21] = logstore._native.crc32c(bytes(data[21:])).to_bytes(4, "big")
+        writer = log.writer
+        headers = logstore._native.scan_batches(bytes(data)).batches
+        with log.changing():
+            writer.append_encoded(bytes(data), headers)
+        assert_same(log, range(7))
+        log.truncate_to(5)
+
+
+class TestChanges:
+    def test_truncated_and_written_again(self, log):
+        """No old record comes back: not from a mapping, not from the batch at hand."""
+        fill(log)
+        for offset in (3, 60, 150, 196, 199):
+            for target in (offset, offset - 2):
+                assert_same(log, range(200))
+                assert offset == log[offset].offset
+                log.truncate_to(target)
+                with pytest.raises(logstore.OffsetOutOfRangeError):
+                    log[offset]
+                log.extend([b"new %d" % at for at in range(target, 200)])
+                assert [b"new %d" % at for at in range(target, 200)] == [
+                    log[at].value for at in range(target, 200)
+                ]
+                assert_same(log, range(200))
+
+    def test_truncated_with_a_full_disk(self, log, monkeypatch):
+        """What C held does not keep a truncation from cutting in place."""
+        fill(log, 20)
+        assert_same(log, range(20))
+
+        def full(*_):
+            raise logstore.DiskFullError("no space", errno.ENOSPC)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(log.active_segment), "_kept_prefix", full)
+            log.truncate_to(17)
+        assert_same(log, range(20))
+
+    def test_view_keeps_a_full_disk_from_cutting_in_place(self, log, monkeypatch):
+        """A mapped range stays whole: the truncation fails, and changes nothing."""
+        fill(log, 10)
+        log.roll()
+        segment = log.segments[0]
+        view = segment.map_sealed().view[:]
+        before = bytes(view)
+
+        def full(*_):
+            raise logstore.DiskFullError("no space", errno.ENOSPC)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(segment), "_kept_prefix", full)
+            with pytest.raises(logstore.DiskFullError):
+                segment.truncate_to(7)
+            assert segment.views.is_viewed
+            assert before == bytes(view)
+            del view
+            gc.collect()
+            assert not segment.views.is_viewed
+            log.truncate_to(7)
+        assert 5 == segment.read_next_offset()
+
+    def test_deleted_segments_are_let_go(self, log):
+        """A get leaves nothing behind that keeps deleted files on the disk."""
+        fill(log)
+        assert_same(log, range(200))
+        views = [segment.views for segment in log.segments[:-1]]
+        assert all(each.is_viewed for each in views)
+        log.update_config({"retention.bytes": 100})
+        assert log.delete_old_segments() > 0
+        gc.collect()
+        assert not any(each.is_viewed for each in views)
+        with pytest.raises(logstore.OffsetOutOfRangeError):
+            log[0]
+        assert_same(log, range(200))
+
+    def test_log_start_and_high_watermark(self, tmp_path):
+        """Both bounds are those of the moment of the get."""
+        with logstore.open(tmp_path / "w-0", config=SMALL, high_watermark="replicas") as log:
+            fill(log, 100)
+            log.update_high_watermark(60)
+            assert_same(log, range(101))
+            log.update_high_watermark(50)
+            assert_same(log, range(101))
+            log.maybe_increment_log_start_offset(20)
+            assert_same(log, range(101))
+            log.update_high_watermark(100)
+            assert_same(log, range(101))
+
+    def test_closed(self, log):
+        """After close a get says so, and no descriptor is left."""
+        fill(log)
+        assert_same(log, range(200))
+        log.close()
+        with pytest.raises(logstore.ClosedError):
+            log[0]
+        descriptors = [os.readlink(f"/proc/self/fd/{fd}") for fd in _open_descriptors()]
+        assert not any(str(log.directory) in path for path in descriptors)
+
+    def test_child_of_a_fork(self, log):
+        """A child gets what its parent's log held."""
+        fill(log)
+        assert_same(log, range(200))
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                assert_same(log, range(203))
+                status = 0
+            finally:
+                os._exit(status)
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def test_read_only(self, log):
+        """A log that is only read is answered by C, too."""
+        fill(log)
+        log.close()
+        with logstore.open(log.directory, "r") as view:
+            assert_same(view, range(203))
+            assert b"value 7" == by_c(view, 7).value
+
+
+def _open_descriptors():
+    for name in os.listdir("/proc/self/fd"):
+        if os.path.exists(f"/proc/self/fd/{name}"):
+            yield name
+
+
+class TestBounds:
+    @pytest.mark.parametrize("most", [0, 1, 3])
+    def test_mapped_segments(self, tmp_path, most):
+        """At most mapped.segments.max are mapped, those used last; 0: all are read."""
+        config = {**SMALL, "segment.bytes": 700, "mapped.segments.max": most}
+        with logstore.open(tmp_path / "b-0", config=config) as log:
+            fill(log)
+            assert len(log.segments) > 7
+            assert_same(log, range(200))
+            places = log.record_places().getter.places()
+            assert most == sum(mapped for _, _, mapped in places)
+            assert 1 <= sum(not mapped for _, _, mapped in places) <= 4
+            assert most == sum(segment.views.is_viewed for segment in log.segments)
+
+    def test_wrong_places_are_refused(self):
+        """A getter takes no place without memory or descriptor."""
+        with pytest.raises(ValueError, match="no address"):
+            RecordGetter(None, None, 0, 1)
+        getter = RecordGetter(None, None, id(getter_memory := bytearray(100)), 1)
+        for arguments in (
+            (None, -1, 5, 1, 1, 0, 0, 0, -1),
+            (None, 5, 4, 1, 1, 0, 0, 0, -1),
+            (None, 0, 5, 1, 0, 0, 0, 0, -1),
+            (None, 0, 5, 1, 1, 0, 1, 0, -1),
+            (None, 0, 5, 0, 0, 0, 0, 0, 3),
+            (None, 0, 5, 0, 0, 0, 0, 1, -1),
+        ):
+            with pytest.raises(ValueError, match="a place without"):
+                getter.add(*arguments)
+        assert ([], None) == (getter.places(), getter.get(0))
+        del getter_memory
+
+
+class TestThreads:
+    def test_gets_beside_everything_that_changes_a_log(self, tmp_path, request):
+        """Readers get the record of their offset, whole, or an error that is true of the moment."""
+        config = {**SMALL, "segment.bytes": 3000, "mapped.segments.max": 2, "retention.bytes": 8000}
+        found, failures = [0] * 3, []
+        stop = threading.Event()
+
+        def read(number):
+            draw = random.Random(number)
+            while not stop.is_set():
+                offset = draw.randrange(max(1, log.log_end_offset))
+                try:
+                    record = log[offset]
+                except (LookupError, logstore.ClosedError):
+                    continue  # Out of range, or in a gap: truncation takes whole batches.
+                except Exception as error:  # noqa: BLE001 - told by the main thread
+                    failures.append(error)
+                    return
+                found[number] += 1
+                if record.offset != offset or record.value != b"value %d" % offset * 3:
+                    failures.append(record)
+                    return
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-4)
+        request.addfinalizer(lambda: sys.setswitchinterval(interval))
+        with logstore.open(tmp_path / "t-0", config=config) as log:
+            threads = [threading.Thread(target=read, args=(at,)) for at in range(3)]
+            for thread in threads:
+                thread.start()
+            draw = random.Random(9)
+            for step in range(60):
+                end = log.log_end_offset
+                log.extend([b"value %d" % at * 3 for at in range(end, end + draw.randrange(1, 60))])
+                if step % 5 == 4:
+                    span = log.log_end_offset - log.log_start_offset
+                    log.truncate_to(log.log_end_offset - draw.randrange(span // 2 + 1))
+                if step % 7 == 6:
+                    log.delete_old_segments()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert [] == failures
+        assert all(count > 20 for count in found)
