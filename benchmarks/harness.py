@@ -103,6 +103,7 @@ class Contest:
     variants: tuple[Variant, ...]
     targets: tuple[Target, ...]
     rounds: int = 9
+    warm_ups: int = 1
     close: Callable[[], None] = lambda: None
 
 
@@ -156,12 +157,12 @@ def quantile(ordered: list[float], share: float) -> float:
 
 
 def run_contest(contest: Contest, *, rounds: int | None = None, seed: int = 0) -> Outcome:
-    """Run one warm-up round and then the rounds that count; close the contest."""
+    """Run the warm-up rounds and then those that count; close the contest."""
     shuffled = random.Random(seed)
     outcome = Outcome(contest, {variant.name: [] for variant in contest.variants})
     assert len(outcome.seconds) == len(contest.variants)
     try:
-        for number in range((rounds or contest.rounds) + 1):
+        for number in range(contest.warm_ups + (rounds or contest.rounds)):
             order = list(contest.variants)
             shuffled.shuffle(order)
             for variant in order:
@@ -169,7 +170,7 @@ def run_contest(contest: Contest, *, rounds: int | None = None, seed: int = 0) -
                 figure = variant.run(watch)
                 seconds = watch.seconds if figure is None else figure
                 assert seconds > 0, f"{variant.name} ran nothing inside the watch"
-                if number > 0:
+                if number >= contest.warm_ups:
                     outcome.seconds[variant.name].append(seconds)
     finally:
         contest.close()

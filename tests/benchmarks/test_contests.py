@@ -8,7 +8,8 @@ pytest.importorskip("pyarrow")
 
 from benchmarks.contests import CONTESTS
 from benchmarks.harness import judge, run_contest, table
-from benchmarks.sizes import SMOKE
+from benchmarks.memory import measured
+from benchmarks.sizes import MIB, SMOKE
 
 pytestmark = pytest.mark.repository
 
@@ -22,3 +23,9 @@ def test_contest_runs_at_smoke_size(benchmark, tmp_path, name):
     assert len(contest.targets) == len(lines)
     assert all(line.reached.median > 0 for line in lines)
     assert len(lines) + 2 == len(table(lines).splitlines())
+
+
+def test_memory_is_found(tmp_path):
+    """What a process holds at its peak is what the memory contest says, to a megabyte."""
+    for size in (8 * MIB, 40 * MIB):
+        assert size <= measured("hold", tmp_path, size) < size + MIB
