@@ -3,7 +3,7 @@
 #
 #   scripts/lock.sh [uv options, such as --upgrade-package numpy]
 #
-# Without options all versions are renewed.
+# Without options all versions are renewed; that of the compiler for other systems too.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -12,3 +12,6 @@ cd "$(dirname "$0")/.."
     --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
     --extra arrow --extra cli --extra metrics --extra test --extra dev \
     --output-file requirements/lock.txt "$@" pyproject.toml
+echo ziglang | .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+    --output-file requirements/cross.txt "$@" - >/dev/null

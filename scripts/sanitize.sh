@@ -42,6 +42,6 @@ case " $*" in
 esac
 # Word splitting is wanted: paths without spaces, relative to the checkout.
 # shellcheck disable=SC2086
-exec env LOGSTORE_HYPOTHESIS="${LOGSTORE_HYPOTHESIS:-sanitize}" PYTHONPATH="$PWD/$place/lib" PYTHONMALLOC=malloc \
+exec env LOGSTORE_HYPOTHESIS="${LOGSTORE_HYPOTHESIS:-small}" PYTHONPATH="$PWD/$place/lib" PYTHONMALLOC=malloc \
     LD_PRELOAD="$asan $ubsan" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
     "$python" -m pytest -q -p no:cacheprovider -m "$marks" $paths "$@"

@@ -2,7 +2,7 @@
 Settings of the whole suite.
 
 Environment:
-    LOGSTORE_HYPOTHESIS: ``commit`` (default), ``sanitize``, which tries less, or ``nightly``, which
+    LOGSTORE_HYPOTHESIS: ``commit`` (default), ``small``, which tries less, or ``nightly``, which
         draws a hundred times as much and leaves no crash or failure out (support/sampling.py).
     LOGSTORE_NO_SKIPS: With 1, a test skipped for want of a download, of Java or of strace fails the
         run.
@@ -23,7 +23,7 @@ from sampling import PROFILE, examples
 IS_CI = os.environ.get("CI") == "true"
 settings.register_profile("commit", deadline=None, print_blob=True, derandomize=IS_CI)
 settings.register_profile(
-    "sanitize",
+    "small",
     deadline=None,
     print_blob=True,
     derandomize=IS_CI,

@@ -1,8 +1,8 @@
 """
 How much of what could be tried a run tries: ``LOGSTORE_HYPOTHESIS``, as tests/conftest.py has it.
 
-``nightly`` tries everything, ``commit`` a sample, ``sanitize``, where everything takes three times
-as long, a smaller one.
+``nightly`` tries everything, ``commit`` a sample, and ``small`` a smaller one: for runs that try the
+same code once more, under sanitizers or on another Python.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ PROFILE = os.environ.get("LOGSTORE_HYPOTHESIS", "commit")
 IS_NIGHTLY = PROFILE == "nightly"
 
 
-def stride(*, commit, sanitize):
+def stride(*, commit, small):
     """Return how far the next try is from the last one: 1 tries everything."""
-    return {"commit": commit, "sanitize": sanitize}.get(PROFILE, 1)
+    return {"commit": commit, "small": small}.get(PROFILE, 1)
 
 
 def examples(commit):
     """Return how many examples hypothesis draws for a test that draws ``commit`` by default."""
-    return {"sanitize": max(commit // 4, 5), "nightly": commit * 100}.get(PROFILE, commit)
+    return {"small": max(commit // 4, 5), "nightly": commit * 100}.get(PROFILE, commit)

@@ -500,7 +500,7 @@ class TestInterruptions:
         prepared(path, kind)
         wanted = [] if kind == "start" else values()
         REAL_FILES.fsync_directory(str(path))
-        at, step = 0, stride(commit=1, sanitize=3)
+        at, step = 0, stride(commit=1, small=3)
         while True:
             at += step
             copy = tmp_path / f"{at}" / "log-0"
@@ -522,7 +522,7 @@ class TestInterruptions:
         wanted = [] if kind == "start" else values()
         files = FailingFiles()
         # Other calls for each kind.
-        step = stride(commit=3, sanitize=12)
+        step = stride(commit=3, small=12)
         at = KINDS.index(kind) % step - step + 1
         while True:
             at += step
