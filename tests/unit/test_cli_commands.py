@@ -212,7 +212,7 @@ class TestAppend:
             assert 2_500 == record_count(segment)
             process.stdin.write(b"late")
             process.stdin.close()
-            assert b"appended 2501 records: offsets 0 to 2500\n" == process.stdout.read()
+            assert b"appended 2,501 records: offsets 0 to 2500\n" == process.stdout.read()
         assert 0 == process.returncode
 
     def test_locked(self, log_path):
@@ -338,7 +338,7 @@ class TestOthers:
         assert 0 == main(["repair", str(log_path)])
         out = lines_of(capsys)
         assert "; lost: offset " in out[0]
-        assert ["1 repairs"] == out[1:]
+        assert ["1 repair"] == out[1:]
         assert 0 == main(["verify", str(log_path)])
         assert 0 == main(["repair", str(log_path)])
         assert "nothing was damaged" in capsys.readouterr().out

@@ -85,7 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except LockedError as error:
-        print(f"logstore: {error}", file=sys.stderr)
+        # The rest of the message speaks of the argument of open().
+        who = str(error).partition(";")[0]
+        wait = ", or wait with --lock-timeout" if arguments.command == "append" else ""
+        print(f"logstore: {who}; close it there{wait}", file=sys.stderr)
         return EXIT_LOCKED
     except BrokenPipeError:
         # The reader of the pipe has gone: nothing is left to say, and Python's own flush at exit

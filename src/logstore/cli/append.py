@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import logstore
+from logstore.cli.counted import counted
 from logstore.cli.record_text import RecordInput, from_json
 
 EXAMPLE = """\
@@ -89,7 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         # Also after an error or Ctrl-C: what was appended stays.
         if first is not None:
-            print(f"appended {end - first} records: offsets {first} to {end - 1}")
+            count = counted(end - first, "record")
+            print(f"appended {count}: offsets {first} to {end - 1}")
     if first is None:
         print(f"appended nothing; the log ends at {end}")
     return 0

@@ -8,6 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
+from logstore.cli.counted import counted
 from logstore.cli.progress import progress
 from logstore.inspection import find_partitions, segment_paths
 from logstore.partition_state import is_log_directory
@@ -80,9 +81,11 @@ def _repair(arguments: argparse.Namespace) -> int:
                     left_count += 1
     if not arguments.json:
         done = (
-            "nothing was damaged" if repair_count == left_count == 0 else f"{repair_count} repairs"
+            "nothing was damaged"
+            if repair_count == left_count == 0
+            else counted(repair_count, "repair")
         )
-        left = f", {left_count} damages cannot be repaired" if left_count else ""
+        left = f", {counted(left_count, 'damage')} cannot be repaired" if left_count else ""
         print(f"{done}{left}")
     return 1 if left_count else 0
 

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from logstore.cli.counted import counted
 from logstore.cli.progress import progress
 from logstore.inspection import Damage, find_partitions, segment_paths
 from logstore.state_verification import verify_root
@@ -62,9 +63,10 @@ def _run(arguments: argparse.Namespace) -> int:
         partition_count += len(partitions)
         size_bytes += total
     if not arguments.json:
-        verdict = "sound" if count == 0 else f"{count} damages"
-        noun = "partition" if partition_count == 1 else "partitions"
-        print(f"{partition_count} {noun}, {size_bytes:,} bytes of segments: {verdict}")
+        verdict = "sound" if count == 0 else counted(count, "damage")
+        print(
+            f"{counted(partition_count, 'partition')}, {size_bytes:,} bytes of segments: {verdict}"
+        )
     return 1 if count else 0
 
 
