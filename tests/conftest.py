@@ -16,11 +16,9 @@ import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
-from sampling import PROFILE, examples
+from sampling import IS_CI, PROFILE, examples
 
 # Deadlines measure the machine, not the code: sanitizers and a busy core would trip them.
-# CI draws the same each time: whether a change lands is no game of chance. Others draw anew.
-IS_CI = os.environ.get("CI") == "true"
 settings.register_profile("commit", deadline=None, print_blob=True, derandomize=IS_CI)
 settings.register_profile(
     "small",

@@ -1,8 +1,8 @@
 """
 How much of what could be tried a run tries: ``LOGSTORE_HYPOTHESIS``, as tests/conftest.py has it.
 
-``nightly`` tries everything, ``commit`` a sample, and ``small`` a smaller one: for runs that try the
-same code once more, under sanitizers or on another Python.
+``nightly`` tries everything, ``commit`` a sample, and ``small`` a smaller one: for runs that try
+the same code once more, under sanitizers or on another Python.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 
 PROFILE = os.environ.get("LOGSTORE_HYPOTHESIS", "commit")
 IS_NIGHTLY = PROFILE == "nightly"
+# CI draws the same each time: whether a change lands is no game of chance. Others draw anew.
+IS_CI = os.environ.get("CI") == "true"
 
 
 def stride(*, commit, small):
