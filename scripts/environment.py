@@ -151,7 +151,9 @@ def native_fingerprint(state: dict[str, str]) -> str:
     """Return the fingerprint of all that goes into the C core."""
     sources = sorted([*NATIVE.glob("*.c"), *NATIVE.glob("*.h")])
     sources = [path for path in sources if path.name != "_core.c"]  # Generated.
-    variables = [f"{name}={os.environ.get(name, '')}" for name in (*COMPILER_VARIABLES, *CORE_VARIABLES)]
+    variables = [
+        f"{name}={os.environ.get(name, '')}" for name in (*COMPILER_VARIABLES, *CORE_VARIABLES)
+    ]
     fixed = [ROOT / "setup.py", ROOT / "native_build.py"]
     built = "built" if any(NATIVE.glob("_core*.so")) else "missing"
     return fingerprint([*sources, *fixed], state.get("python", ""), built, *variables)
