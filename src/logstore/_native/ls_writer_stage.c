@@ -11,6 +11,7 @@ enum {
     OFFSET_ENTRY_BYTES = 8,
     TIME_ENTRY_BYTES = 12,
     ALLOCATE_BYTES_MIN = 65536, /* less is not worth the call */
+    WRITES_AHEAD = 8,
     RECORD_BYTES_KEPT = 4 << 20 /* room for a record of this size stays in the staging buffer */
 };
 
@@ -66,13 +67,16 @@ void ls_writer_reset(ls_writer *writer) {
 
 /* ---- room ahead ------------------------------------------------------------------------------------ */
 /*
- * Allocate before writing: half again as fast, and one extent instead of many. A quarter of what the
- * segment has, from 1 MiB on, or what the append itself is about to write, within the two limits.
+ * Allocate before writing: half again as fast, one extent instead of many, and an fdatasync has
+ * less to write besides the bytes. As much as the segment has, from 1 MiB on, or some more writes
+ * like this one if it is a large one, or what the append itself is about to write, within the two
+ * limits.
  */
 static void preallocate(ls_writer *writer, int64_t position, int64_t size, int64_t bytes_to_come) {
     int64_t end = position + size;
     if (!writer->may_preallocate || end <= writer->preallocated_end) return;
-    int64_t ahead = position < LS_PIECE ? 0 : position / 4;
+    int64_t ahead = position < LS_PIECE ? 0 : position;
+    if (size >= ALLOCATE_BYTES_MIN) ahead = max64(ahead, WRITES_AHEAD * size);
     ahead = min64(max64(ahead, size + bytes_to_come), writer->config.preallocate_bytes);
     int64_t target = min64(position + ahead, max64(writer->config.segment_bytes, end));
     int64_t from = max64(position, writer->preallocated_end) / LS_PAGE * LS_PAGE;
