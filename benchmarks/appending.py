@@ -240,28 +240,58 @@ def beside_spinner(directory: Path, size: Size) -> Contest:
 
 
 def durable(directory: Path, size: Size) -> Contest:
-    """Batches of 1,000 records, each on the device when the call returns."""
+    """
+    Batches of 1,000 records, each on the device when the call returns; and single records so.
+
+    A batch before the watch makes the files, for both: what is measured is a log in use.
+    """
     values = [bytes(100)] * 1000
     batch = bytes(100 * len(values))
 
     def raw(watch: Stopwatch) -> None:
-        with fresh_file(directory) as fd, watch.running():
-            for number in range(size.durable_batches):
-                os.pwrite(fd, batch, number * len(batch))
-                os.fdatasync(fd)
+        def write(number: int) -> None:
+            os.pwrite(fd, batch, number * len(batch))
+            os.fdatasync(fd)
+
+        with fresh_file(directory) as fd:
+            write(0)
+            with watch.running():
+                for number in range(1, 1 + size.durable_batches):
+                    write(number)
 
     def run(watch: Stopwatch) -> None:
         with fresh_log(directory) as log:
+            log.extend(values, sync=True)
             with watch.running():
                 for _batch in range(size.durable_batches):
                     log.extend(values, sync=True)
-            assert size.durable_batches * len(values) == log.recovery_point
+            assert (1 + size.durable_batches) * len(values) == log.recovery_point
+
+    def threads(thread_count: int) -> Callable[[Stopwatch], None]:
+        def run_threads(watch: Stopwatch) -> None:
+            def work() -> None:
+                for _record in range(size.durable_batches):
+                    log.append(b"value", sync=True)
+
+            with fresh_log(directory) as log:
+                log.append(b"value", sync=True)
+                workers = [threading.Thread(target=work) for _ in range(thread_count)]
+                with watch.running():
+                    for worker in workers:
+                        worker.start()
+                    for worker in workers:
+                        worker.join()
+                assert 1 + thread_count * size.durable_batches == log.recovery_point
+
+        return run_threads
 
     return Contest(
         "durable",
         (
             Variant("pwrite + fdatasync", raw, "wall", size.durable_batches),
             Variant("extend", run, "wall", size.durable_batches),
+            Variant("1 thread", threads(1), "wall", size.durable_batches),
+            Variant("8 threads", threads(8), "wall", 8 * size.durable_batches),
         ),
         (
             Target(
@@ -272,6 +302,12 @@ def durable(directory: Path, size: Size) -> Contest:
                 1.0,
                 unit="raw",
                 peer="0.71 raw",
+            ),
+            Target(
+                "durable single records by 8 threads that share flushes",
+                "8 threads",
+                "1 thread",
+                unit="of 1 thread",
             ),
         ),
         rounds=11,

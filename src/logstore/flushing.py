@@ -26,17 +26,33 @@ class GroupCommit:
         durable_offset: Returns the offset below which everything is durable.
         path: The log's directory, for errors.
 
+    Attributes:
+        poison: The error of the flush that failed; None: none did.
+        waiting_count: Threads that wait for the end of a flush.
+
     **Thread rule**: any thread may wait.
     """
 
-    __slots__ = ("_durable_offset", "_flush", "_is_flushing", "_turn", "_wanted", "path", "poison")
+    __slots__ = (
+        "_durable_offset",
+        "_flush",
+        "_is_flushing",
+        "_lock",
+        "_turn",
+        "_wanted",
+        "path",
+        "poison",
+        "waiting_count",
+    )
 
     def __init__(
         self, flush: Callable[[int], None], durable_offset: Callable[[], int], path: str
     ) -> None:
         self._flush = flush
         self._durable_offset = durable_offset
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
+        self.waiting_count = 0
         self._is_flushing = False
         self._wanted = -1
         self.path = path
@@ -59,10 +75,10 @@ class GroupCommit:
             StorageError: The flush failed; the log is poisoned.
             PoisonedError: An earlier one had failed.
         """
-        with self._turn:
+        with self._lock:
             self._wanted = max(self._wanted, offset)
             while self._is_flushing:
-                self._turn.wait()
+                self._wait()
                 self.check()
                 if self._durable_offset() >= offset:
                     return
@@ -78,15 +94,13 @@ class GroupCommit:
             self.poison = error
             raise
         finally:
-            with self._turn:
-                self._is_flushing = False
-                self._turn.notify_all()
+            self._end()
 
     def alone(self, flush: Callable[[], None]) -> None:
         """Run a flush that is not an offset's, such as one of an empty segment, in turn."""
-        with self._turn:
+        with self._lock:
             while self._is_flushing:
-                self._turn.wait()
+                self._wait()
             self.check()
             self._is_flushing = True
         try:
@@ -95,6 +109,18 @@ class GroupCommit:
             self.poison = error
             raise
         finally:
-            with self._turn:
-                self._is_flushing = False
+            self._end()
+
+    def _wait(self) -> None:
+        """Wait for the end of a flush; the lock is held."""
+        self.waiting_count += 1
+        try:
+            self._turn.wait()
+        finally:
+            self.waiting_count -= 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_flushing = False
+            if self.waiting_count:
                 self._turn.notify_all()

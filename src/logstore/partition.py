@@ -406,7 +406,7 @@ class Partition(NativeLog):
         return places
 
     def _is_forked(self) -> bool:
-        return os.getpid() != self._pid
+        return self._writer.is_forked
 
     def sync_producer_state(self) -> None:
         """Let producer state know what the C append path has written."""
@@ -604,7 +604,7 @@ class Partition(NativeLog):
                     raise  # Else retention has deleted it meanwhile.
         if self._local_log.active_segment is not active:
             active.flush_indexes()  # It was sealed meanwhile.
-        if any(segment.base_offset >= start for segment in segments):
+        if segments and segments[-1].base_offset >= start:
             self._files.fsync_directory(self._directory)
         with self._lock:
             # A truncation in between may have put other bytes below the offset.
@@ -612,7 +612,7 @@ class Partition(NativeLog):
                 self._watermarks.set_recovery_point(recovery_point)
                 self._last_flush_ms = self._clock.milliseconds()
                 if self._checkpoints is not None:
-                    self._checkpoints.maybe_write(self.offsets)
+                    self._checkpoints.maybe_write(self._watermarks.snapshot)
 
     @property
     def last_flush_ms(self) -> int:

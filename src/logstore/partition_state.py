@@ -23,6 +23,7 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from logstore.checkpoint import (
@@ -420,7 +421,7 @@ class PartitionState:
         if not is_lower:
             self.write_recovery_point(offsets.recovery_point)
 
-    def maybe_write(self, offsets: Offsets) -> None:
+    def maybe_write(self, offsets: Callable[[], Offsets]) -> None:
         """
         Record the offsets if that was not done for a while; failures wait for the next time.
 
@@ -431,7 +432,7 @@ class PartitionState:
             return
         self._written_at = now
         try:
-            self.write(offsets)
+            self.write(offsets())
         except StorageError as error:
             logger.warning("%s: the offsets were not checkpointed: %s", self.path, error)
 

@@ -53,8 +53,8 @@ class Checkpoints(Protocol):
         """Make the offsets durable."""
         ...
 
-    def maybe_write(self, offsets: LogOffsets) -> None:
-        """Make the offsets durable if that was not done for a while."""
+    def maybe_write(self, offsets: Callable[[], LogOffsets]) -> None:
+        """Ask for the offsets and make them durable if that was not done for a while."""
         ...
 
     def update_directory(self, directory: str) -> None:
