@@ -320,7 +320,17 @@ class Log(UnifiedLog):
             PartialAppendError: It failed after a part was published; ``appended`` stays.
             StorageError: Nothing was appended.
         """
-        offsets = Extender(self).extend(values, keys, timestamps, headers, compression)
+        offsets = None
+        if (
+            keys is None
+            and headers is None
+            and timestamps is None
+            and compression is None
+            and type(values) in (list, tuple)
+        ):
+            offsets = self._writer.append_plain_list(values)  # type: ignore[arg-type]
+        if offsets is None:
+            offsets = Extender(self).extend(values, keys, timestamps, headers, compression)
         if sync and offsets:
             self.flush(offsets.stop)
         return offsets

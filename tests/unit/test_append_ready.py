@@ -13,7 +13,12 @@ import pytest
 from logstore._native import crc32c
 from logstore.clock import ManualClock
 from logstore.compression import CompressionType
-from logstore.errors import LogStoreError, PoisonedError, StorageError
+from logstore.errors import (
+    InvalidRecordError,
+    LogStoreError,
+    PoisonedError,
+    StorageError,
+)
 from logstore.record import TimestampType, encode_batch
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
@@ -298,3 +303,69 @@ class TestOnItsOwn:
             offsets = sorted(offset for part in seen for offset in part)
             assert list(range(1, log.log_end_offset)) == offsets
             assert [] == list(log.check())
+
+
+LARGE_LIST = [bytes([i % 251]) * 1000 for i in range(3000)]
+LISTS = {
+    "nothing": [],
+    "one": [b"v"],
+    "a tuple": (b"a", b"b"),
+    "nulls": [None, b"", None],
+    "a bytearray": [b"a", bytearray(b"b"), b"c"],
+    "other buffers": [b"a", memoryview(b"b"), np.zeros(3, np.uint8)],
+    "pieces": LARGE_LIST,
+    "text at the end": [*LARGE_LIST, "text"],
+    "no buffer": [b"a", 5],
+    "too large": [b"a", bytes(2 << 20), b"b"],
+}
+
+
+class TestLists:
+    @pytest.mark.parametrize("values", LISTS.values(), ids=LISTS)
+    def test_same_as_general(self, pair, values):
+        """Offsets, errors and every byte of every file are the general path's."""
+        outcomes = []
+        for log in pair.logs:
+            try:
+                outcomes.append(log.extend(values))
+            except (LogStoreError, TypeError) as error:
+                outcomes.append((type(error), str(error)))
+        assert outcomes[0] == outcomes[1]
+        assert pair.logs[0].log_end_offset == pair.logs[1].log_end_offset
+        pair.append(lead(batch(b"and a batch")))
+
+    @pytest.mark.parametrize("pair", [SMALL_SEGMENTS], indirect=True)
+    def test_rolls(self, pair):
+        """Lists that fit the segment, that fit the next one, and that fit none."""
+        for count in [1, 2, 3, 5, 8] * 10 + [100]:
+            first, second = (log.extend([bytes(100)] * count) for log in pair.logs)
+            assert first == second
+        assert len(pair.logs[0].segments) > 5
+
+    @pytest.mark.parametrize("pair", [{"cleanup.policy": "compact"}], indirect=True)
+    def test_compacted(self, pair):
+        """Without keys nothing is taken."""
+        for log in pair.logs:
+            with pytest.raises(InvalidRecordError):
+                log.extend([b"v"])
+
+    def test_a_change_waits_for_the_list(self, tmp_path):
+        """A roll that comes while a list is written without the GIL comes before or after it."""
+        with open_log(tmp_path / "log-0", "x", clock=ManualClock(NOW)) as log:
+            log.append(b"first")
+            found = []
+
+            def extend():
+                found.extend(log.extend(LARGE_LIST) for _ in range(10))
+
+            thread = threading.Thread(target=extend)
+            thread.start()
+            while thread.is_alive():
+                log.roll()
+                log.append_batches(**lead(batch(b"between"), leader_epoch=0))
+            thread.join()
+            assert all(len(LARGE_LIST) == len(offsets) for offsets in found)
+            assert [] == list(log.check())
+            values = list(log.read_values())
+            for offsets in found:
+                assert LARGE_LIST == values[offsets.start : offsets.stop]

@@ -573,7 +573,8 @@ int64_t ls_gather_section(uintptr_t bytes, int64_t size, const struct ls_section
  *
  * Threads: any thread may call anything. What has a parameter may_wait returns LS_E_SLOW instead of
  * waiting for a lock if that is false: the only way to call it with the GIL held. Bulk appends
- * exclude each other; an exclusive section keeps away single appends (ls_py_log.c), which never wait.
+ * exclude each other; an exclusive section keeps away what asks for LS_WRITER_FAST: single appends
+ * (ls_py_log.c), which never wait, and plain bulk ones. Entering it waits for the last of them.
  * Durability: written, not flushed; flushing is the caller's, on its own lease, without the lock.
  * Failure: an append that fails leaves state and file as before. If the file cannot be cut back
  * at once, that happens before the next append.
@@ -607,7 +608,7 @@ struct ls_segment {
 enum ls_writer_flag {
     LS_WRITER_LOG_APPEND_TIME = 1, /* message.timestamp.type */
     LS_WRITER_KEY_REQUIRED = 2,    /* the topic is compacted */
-    LS_WRITER_FAST = 4             /* single appends may bypass Python */
+    LS_WRITER_FAST = 4             /* single and plain bulk appends may bypass Python */
 };
 
 struct ls_writer_config {
@@ -661,7 +662,8 @@ struct ls_ready {
 enum ls_append_flag {
     LS_APPEND_ALL_OR_NOTHING = 1, /* write nothing if a roll would cut the append in two */
     LS_APPEND_CHECK_UNITS = 2,    /* refuse timestamps that can only be of another unit */
-    LS_APPEND_CHECKED = 4         /* an earlier call has checked these records */
+    LS_APPEND_CHECKED = 4,        /* an earlier call has checked these records */
+    LS_APPEND_IF_FAST = 8         /* of lists: LS_E_REFUSED unless the writer is LS_WRITER_FAST */
 };
 
 /* clock: address of an int64 of milliseconds, 0 for the real time. NULL: no memory. */

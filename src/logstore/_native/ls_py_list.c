@@ -256,9 +256,25 @@ static int64_t check_record(struct walk *walk, const struct record *record) {
     return ls_stream_judge(&walk->stream, walk->index, record->key, record->timestamp);
 }
 
+/*
+ * Whether no Python code can run for an item. Without the lock of whoever decides about rolls that
+ * must be: such code may ask for the lock, whose owner waits for this append.
+ */
+static bool is_inert(const struct walk *walk) {
+    PyObject *item = column_item(&walk->values, walk->index);
+    if (item == NULL) return false;
+    bool is = item == Py_None || PyBytes_CheckExact(item) || PyByteArray_CheckExact(item);
+    Py_DECREF(item);
+    return is;
+}
+
 /* Take one record and put or check it; LS_E_TYPE with an error set. */
 static int64_t each(struct walk *walk,
                     int64_t (*use)(struct walk *walk, const struct record *record)) {
+    if (walk->stream.flags & LS_APPEND_IF_FAST && !is_inert(walk)) {
+        PyErr_Clear();
+        return LS_E_REFUSED;
+    }
     struct record record = {0};
     int64_t result = LS_E_TYPE;
     if (take_record(walk, &record) == 0) result = use(walk, &record);

@@ -5,8 +5,8 @@
  *
  * The rule (DESIGN.md D2): with the GIL, only try the lock; if it is taken, drop the GIL and wait.
  */
-#include "ls_internal.h"
 #include "ls_py.h"
+#include "ls_writer.h"
 
 enum { BYTES_WITHOUT_GIL = 65536 }; /* from here on the work is worth dropping the GIL */
 
@@ -85,6 +85,13 @@ PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize
     ls_writer *writer = writer_at(numbers[0]);
     SHORT_OR_WITHOUT_GIL(result, true, ls_writer_exclusive(writer, (int32_t)numbers[1], may_wait));
     return PyLong_FromLongLong(result);
+}
+
+PyObject *ls_py_writer_is_forked(PyObject *self, PyObject *address) {
+    (void)self;
+    int64_t number;
+    if (ls_py_int64s(&address, 1, &number) < 0) return NULL;
+    return PyBool_FromLong(ls_writer_is_forked(writer_at(number)));
 }
 
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {

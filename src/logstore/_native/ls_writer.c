@@ -159,7 +159,10 @@ static int64_t lock_now(ls_writer *writer, bool may_wait) {
 }
 
 int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait) {
-    int64_t result = lock_now(writer, may_wait);
+    /* Entering ends when a bulk append does that came without asking Python. */
+    int64_t result = change < 0 ? lock_now(writer, may_wait)
+                     : may_wait ? lock_idle(writer)
+                                : try_lock_idle(writer);
     if (result < 0) return result;
     writer->exclusive += change;
     assert(writer->exclusive >= 0);

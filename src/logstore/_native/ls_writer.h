@@ -87,6 +87,11 @@ LS_INLINE bool ls_writer_is_forked(const ls_writer *writer) {
     return (int64_t)getpid() != writer->process_id;
 }
 
+/* Whether appends may bypass Python now; the lock is held. */
+LS_INLINE bool ls_writer_is_fast(const ls_writer *writer) {
+    return writer->exclusive == 0 && (writer->config.flags & LS_WRITER_FAST) != 0;
+}
+
 /* Size that a batch made here aims at. A single record may make it larger. */
 LS_INLINE int64_t ls_writer_batch_limit(const ls_writer *writer) {
     const struct ls_writer_config *config = &writer->config;

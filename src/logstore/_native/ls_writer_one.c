@@ -146,8 +146,7 @@ int64_t ls_writer_append_one(ls_writer *writer, struct ls_item key, struct ls_it
     if (bytes >= RECORD_BYTES_MAX) return LS_E_SLOW;
     if (pthread_mutex_trylock(&writer->lock) != 0) return LS_E_SLOW;
     int64_t result = LS_E_SLOW;
-    if (writer->is_attached && !writer->is_busy && !writer->is_dirty && writer->exclusive == 0 &&
-        writer->config.flags & LS_WRITER_FAST) {
+    if (writer->is_attached && !writer->is_busy && !writer->is_dirty && ls_writer_is_fast(writer)) {
         result = append_one(writer, key, value, timestamp);
     }
     pthread_mutex_unlock(&writer->lock);

@@ -22,7 +22,7 @@ struct found {
 /* Whether an append of this size may go this way as things are; the lock is held. */
 static bool is_open(const ls_writer *writer, int64_t size, int64_t leader_epoch, bool as_follower) {
     const struct ls_writer_config *config = &writer->config;
-    if (writer->exclusive > 0 || (config->flags & LS_WRITER_FAST) == 0) return false;
+    if (!ls_writer_is_fast(writer)) return false;
     if (size > config->segment_bytes - writer->committed.size_bytes) return false;
     if (as_follower) return config->leader_epoch <= leader_epoch;
     return config->leader_epoch == leader_epoch && size <= config->max_message_bytes &&

@@ -15,6 +15,11 @@ int64_t ls_stream_open(ls_writer *writer, struct ls_stream *stream, bool may_wai
     };
     int64_t result = ls_writer_begin(writer, may_wait);
     if (result < 0) return result;
+    if (stream->flags & LS_APPEND_IF_FAST && !ls_writer_is_fast(writer)) {
+        ls_writer_end(writer);
+        pthread_mutex_unlock(&writer->lock);
+        return LS_E_REFUSED;
+    }
     stream->appended = ls_writer_nothing(writer);
     if (stream->now < 0) stream->now = ls_writer_now(writer);
     pthread_mutex_unlock(&writer->lock);

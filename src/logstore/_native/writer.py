@@ -42,9 +42,13 @@ _append_ready = _objects.append_ready
 _append_columns = _objects.append_columns
 _append_list = _objects.append_list
 _exclusive = _objects.writer_exclusive
+_is_forked = _objects.writer_is_forked
 _own_writer = _objects.own_writer
 _publish = _objects.writer_publish
 _state = _objects.writer_state
+
+
+_PLAIN = lib.LS_APPEND_IF_FAST | lib.LS_APPEND_ALL_OR_NOTHING | lib.LS_APPEND_CHECK_UNITS
 
 
 class PatchedBatch:
@@ -355,6 +359,12 @@ class Writer:
 
     # -- state -------------------------------------------------------------------------------------
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that made the writer; no system call."""
+        forked: bool = _is_forked(self.address)
+        return forked
+
     def state(self) -> WriterState:
         """
         Return the state of the attached segment, all of one moment.
@@ -398,7 +408,7 @@ class Writer:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """
-        Keep single appends out: meanwhile ``NativeLog.append`` takes its general path.
+        Keep out what bypasses Python: single appends take their general path, so do plain ones.
 
         On entering, the last of them has ended. Nests, across threads too; keeping other bulk
         appends out is the caller's own lock's business.
@@ -563,6 +573,22 @@ class Writer:
             self.address, values, keys, timestamps, headers, first, timestamp, timestamp_now, flags
         )
         return self._appended(answer)
+
+    def append_plain_list(self, values: Sequence[Buffer | None]) -> range | None:
+        """
+        Append a list or tuple of values, all or nothing, if single appends bypass Python.
+
+        The lock of whoever decides about rolls is not needed: :meth:`exclusive` waits for the end.
+        For that, every item is of type bytes or bytearray, or None: no Python code runs.
+
+        Returns:
+            Their offsets. None: nothing was done, or nothing stays; :meth:`append_list` says why.
+        """
+        answer = _append_list(self.address, values, None, None, None, 0, -1, -1, _PLAIN)
+        result, first_offset = answer[:2]
+        if result <= 0:
+            return None
+        return range(first_offset, first_offset + result)
 
     def _appended(self, answer: tuple[int, ...]) -> Appended:
         result, *fields, problem, index, timestamp = answer
