@@ -451,3 +451,53 @@ class TestDamage:
                 file.seek(position)
                 file.write(whole[position : position + 1])
                 file.flush()
+
+
+class TestTools:
+    """Each takes a scan as it is, and again."""
+
+    @pytest.fixture(name="scan", params=[False, True], ids=["binary", "views"])
+    def _scan(self, log, request):
+        fill(log)
+        log.roll()
+        fill(log)
+        return log.scan(views=request.param, batch_rows=30)
+
+    def test_polars(self, scan):
+        """One line, twice."""
+        polars = pytest.importorskip("polars")
+        for _ in range(2):
+            frame = polars.DataFrame(scan)
+            assert (400, 5) == frame.shape
+            assert scan.to_table()["value"].to_pylist() == frame["value"].to_list()
+
+    def test_duckdb(self, scan):
+        """One line, twice; DuckDB finds the variable by its name."""
+        duckdb = pytest.importorskip("duckdb")
+        expected = (399, sum(len(value or b"") for value in scan.to_table()["value"].to_pylist()))
+        for _ in range(2):
+            found = duckdb.sql("SELECT max(\"offset\"), sum(octet_length(value)) FROM scan")
+            assert [expected] == found.fetchall()
+
+    def test_duckdb_tells_of_damage(self, tmp_path):
+        """An error under way is DuckDB's error, with what ours says."""
+        duckdb = pytest.importorskip("duckdb")
+        log, _ = TestDamage.damaged(tmp_path, 1300, b"\xff\xff")
+        scan = log.scan()
+        with pytest.raises(duckdb.Error, match="CRC-32C"):
+            duckdb.sql("SELECT count(value) FROM scan").fetchall()
+        assert scan.start == 0
+        log.close()
+
+    def test_pandas(self, scan):
+        """One line, twice."""
+        pandas = pytest.importorskip("pandas")
+        for _ in range(2):
+            frame = scan.to_table().to_pandas()
+            assert (400, 5) == frame.shape
+            assert pandas.Timestamp("2023-11-14T22:13:20.199Z") == frame["timestamp"].max()
+
+    def test_pyarrow(self, scan):
+        """A table or a reader of the same rows."""
+        assert pa.table(scan).equals(scan.to_table())
+        assert pa.RecordBatchReader.from_stream(scan).read_all().equals(scan.to_table())
