@@ -35,6 +35,27 @@ HEADERS_MIN: Final = 256
 HEADER_BYTES_MIN: Final = 4 << 10
 
 
+def column_names(columns: Sequence[str] | None) -> tuple[str, ...]:
+    """
+    Return the names of a selection, in its order; None: the default one.
+
+    Raises:
+        TypeError: ``columns`` is not a sequence of names.
+        ValueError: A name is unknown, there twice, or there is none.
+    """
+    if isinstance(columns, (str, bytes)):
+        raise TypeError(f"columns is a sequence of names, such as [{columns!r}]")
+    names = DEFAULT_COLUMNS if columns is None else tuple(columns)
+    if not names:
+        raise ValueError(f"no column is selected; there are {', '.join(COLUMNS)}")
+    for name in names:
+        if name not in COLUMNS:
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMNS)}")
+        if names.count(name) > 1:
+            raise ValueError(f"column {name!r} is selected twice")
+    return names
+
+
 class Layout(NamedTuple):
     """
     Which columns, of which types.
@@ -70,22 +91,11 @@ class Layout(NamedTuple):
 
         Raises:
             MissingExtraError: pyarrow is not installed.
-            TypeError: ``columns`` is not a sequence of names.
-            ValueError: A name is unknown, there twice, or there is none; or the directory is not
-                called after a topic and a partition, and these are asked for.
+            TypeError, ValueError: As :func:`column_names`; or the directory is not called after a
+                topic and a partition, and these are asked for.
         """
         pa = import_extra("pyarrow")
-        names = DEFAULT_COLUMNS if columns is None else columns
-        if isinstance(names, (str, bytes)):
-            raise TypeError(f"columns is a sequence of names, such as [{names!r}]")
-        names = tuple(names)
-        if not names:
-            raise ValueError(f"no column is selected; there are {', '.join(COLUMNS)}")
-        for name in names:
-            if name not in COLUMNS:
-                raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMNS)}")
-            if names.count(name) > 1:
-                raise ValueError(f"column {name!r} is selected twice")
+        names = column_names(columns)
         if topic_partition is None:
             for name in ("topic", "partition"):
                 if name in names:

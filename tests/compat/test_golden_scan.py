@@ -1,4 +1,4 @@
-"""Kafka's own log directories as Arrow data: what a read gives, magic 0 and 1 and damage included."""
+"""Kafka's own log directories as Arrow data: what a read gives, old formats and damage included."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def scanned(log, isolation, *, views):
         for batch in log.scan(columns=COLUMNS, isolation=isolation, views=views).to_arrow():
             batch.validate(full=True)
             at = COLUMNS.index("timestamp")
-            batch = batch.set_column(at, "timestamp", batch["timestamp"].cast(pa.int64()))
-            rows += batch.to_pylist()
+            times = batch["timestamp"].cast(pa.int64())
+            rows += batch.set_column(at, "timestamp", times).to_pylist()
     except logstore.LogStoreError as error:
         return rows, (type(error), getattr(error, "offset", None), getattr(error, "position", None))
     return rows, None

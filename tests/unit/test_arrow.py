@@ -476,7 +476,7 @@ class TestTools:
         duckdb = pytest.importorskip("duckdb")
         expected = (399, sum(len(value or b"") for value in scan.to_table()["value"].to_pylist()))
         for _ in range(2):
-            found = duckdb.sql("SELECT max(\"offset\"), sum(octet_length(value)) FROM scan")
+            found = duckdb.sql('SELECT max("offset"), sum(octet_length(value)) FROM scan')
             assert [expected] == found.fetchall()
 
     def test_duckdb_tells_of_damage(self, tmp_path):

@@ -106,7 +106,7 @@ def to_json(record: Record) -> dict[str, Any]:
     _put_bytes(fields, "key", record.key)
     _put_bytes(fields, "value", record.value)
     if record.headers:
-        fields["headers"] = [_header_json(name, value) for name, value in record.headers]
+        fields["headers"] = [header_json(name, value) for name, value in record.headers]
     return fields
 
 
@@ -125,7 +125,8 @@ def _put_bytes(fields: dict[str, Any], name: str, data: bytes | None) -> None:
         fields[f"{name}_base64"] = base64.b64encode(data).decode()
 
 
-def _header_json(name: str, value: bytes | None) -> dict[str, Any]:
+def header_json(name: str, value: bytes | None) -> dict[str, Any]:
+    """Return a header as an object with ``name`` and ``value`` or ``value_base64``."""
     fields: dict[str, Any] = {"name": name}
     _put_bytes(fields, "value", value)
     return fields
