@@ -201,12 +201,10 @@ class SegmentFiles:
                     offset_index.close_handler()
                     time_index.close_handler()
                     txn_index.close()
-                if self._are_indexes_unsynced:
-                    offset_index.mark_unsynced()
-                    time_index.mark_unsynced()
-                    txn_index.mark_unsynced()
                 self._txn_index, self._time_index = txn_index, time_index
                 self._offset_index = offset_index
+                if self._are_indexes_unsynced:
+                    self._mark_indexes_unsynced()
             return self._offset_index, self._time_index, self._txn_index
 
     @property
@@ -216,12 +214,13 @@ class SegmentFiles:
 
     def holds_indexes(self, offset_entries: bytes, time_entries: bytes, aborted: bytes) -> bool:
         """
-        Whether exactly these are the contents of the index files, none of which was used yet.
+        Whether exactly these are the contents of the index files, none of which is open.
 
         Then they need not be written; the next flush syncs them all the same, because whoever
         wrote them may not have got there.
         """
-        if self._offset_index is not None:
+        indexes = self._offset_index, self._time_index, self._txn_index
+        if any(index is not None and index.is_open for index in indexes):
             return False
         path = self._path(TXN_INDEX_SUFFIX)
         is_same = (
@@ -229,8 +228,15 @@ class SegmentFiles:
             and self._files.holds(self._path(TIME_INDEX_SUFFIX), time_entries)
             and (self._files.holds(path, aborted) if aborted else not self._files.exists(path))
         )
-        self._are_indexes_unsynced = is_same
+        if is_same:
+            self._mark_indexes_unsynced()
         return is_same
+
+    def _mark_indexes_unsynced(self) -> None:
+        self._are_indexes_unsynced = True
+        for index in (self._offset_index, self._time_index, self._txn_index):
+            if index is not None:
+                index.mark_unsynced()
 
     @property
     def handle(self) -> FileHandle:

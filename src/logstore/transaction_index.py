@@ -159,6 +159,11 @@ class TransactionIndex:
             raise ClosedError(f"{self.path} is closed; open the log again", path=self.path)
 
     @property
+    def is_open(self) -> bool:
+        """Whether the file is kept open to write."""
+        return self._handle is not None
+
+    @property
     def exists(self) -> bool:
         """Whether there is a file."""
         return self._handle is not None or self._files.exists(self.path)

@@ -247,6 +247,19 @@ class TestOperations:
         REAL_FILES.set_modified_ms(path, modified_ms)
         assert modified_ms == REAL_FILES.modified_ms(path)
 
+    @pytest.mark.parametrize(
+        ("contents", "is_held"), [(b"abc", True), (b"ab", False), (b"abcd", False), (b"", False)]
+    )
+    def test_holds(self, path, contents, is_held):
+        """Exactly these bytes, not more and not fewer; a missing file holds nothing."""
+        assert not REAL_FILES.holds(path, b"abc")
+        assert not REAL_FILES.holds(path, b"")
+        path.write_bytes(contents)
+        assert is_held == REAL_FILES.holds(path, b"abc")
+        assert (contents == b"") == REAL_FILES.holds(path, b"")
+        with pytest.raises(StorageError):
+            REAL_FILES.holds(path / "below a file", b"abc")
+
     def test_replaces_a_file_whole(self, path):
         """The new contents, and no leftover."""
         for data in (b"old", b"", b"new" * 100_000):

@@ -151,6 +151,24 @@ class TestFile:
         index.close()
         assert [] == os.listdir(tmp_path)
 
+    @pytest.mark.parametrize("before", [None, b"", b"x" * 7, bytes(1024)])
+    @pytest.mark.parametrize("count", [0, 1, 5])
+    def test_set_entries_is_all_that_is_there(self, tmp_path, before, count):
+        """Whatever the file held, even in a mapping, it is exactly the new entries then."""
+        path = tmp_path / "0.index"
+        if before is not None:
+            path.write_bytes(before)
+        index = OffsetIndex(path, BASE, 1024)
+        if before:
+            index.lookup(BASE)
+        entries = b"".join(struct.pack(">II", at + 1, 100 * at + 1) for at in range(count))
+        index.set_entries(entries)
+        assert entries == path.read_bytes()
+        assert count == index.entry_count
+        assert [[BASE + at + 1, 100 * at + 1] for at in range(count)] == index.entries().tolist()
+        index.close()
+        assert entries == path.read_bytes()
+
     def test_reset_makes_room_for_a_rebuild(self, index):
         """After a reset the index is empty and has its full size."""
         index.append(110, 4200)

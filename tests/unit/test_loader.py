@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from logstore.clock import ManualClock
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.errors import CorruptRecordError, SimulatedCrashError, StorageError
 from logstore.files import REAL_FILES
+from logstore.loader import INDEX_SUFFIXES
 from logstore.record import encode_batch, end_transaction_marker
 from logstore.simulated_files import FailingFiles, SimulatedFiles
 from logstore.testing import open_log
@@ -353,22 +355,59 @@ class TestUncleanStart:
             assert before == file.read_bytes()
 
     def test_operations_are_linear(self, tmp_path):
-        """Ten times the segments need ten times the file operations, and no more descriptors."""
-        calls = {}
+        """Ten times the segments need ten times the file operations, and no more open files."""
+        clean, unclean = {}, {}
         for count in (10, 100):
             path = tmp_path / f"{count}" / "log-0"
             with opened(path) as log:
                 while len(log.segments) < count:
                     log.append(b"value")
+            files = FailingFiles()
+            opened(path, files=files).close()
+            clean[count] = files.calls()
             make_unclean(path)
             files = FailingFiles()
-            before = len(os.listdir("/proc/self/fd"))
-            log = opened(path, files=files)
-            assert len(os.listdir("/proc/self/fd")) - before < 10
-            calls[count] = files.calls()
-            log.abandon()
-        assert calls[100] <= 10 * calls[10]
-        assert calls[100] < 100 * 20
+            with few_descriptors(30):
+                opened(path, files=files).abandon()
+            unclean[count] = files.calls()
+        assert clean[100] <= clean[10] + 2  # A clean start looks at names, sizes and the end only.
+        assert unclean[100] <= 10 * unclean[10]
+        assert unclean[100] < 100 * 20
+
+    def test_the_next_flush_syncs_what_was_not_written(self, path):
+        """Index files that a killed process wrote may be in the page cache only."""
+        make_unclean(path)
+        log = opened(path)
+        sealed = log.segments[:-1]
+        assert all(segment.holds_indexes(*index_bytes(path, segment)) for segment in sealed)
+        log.abandon()
+        files = FailingFiles()
+        log = opened(path, files=files)
+        before = files.calls("fdatasync")
+        log.flush()
+        assert files.calls("fdatasync") - before >= 3 * len(sealed) + 1
+        before = files.calls("fdatasync")
+        log.flush()
+        assert before == files.calls("fdatasync")
+        log.close()
+
+
+@contextlib.contextmanager
+def few_descriptors(count):
+    """Let this process open only so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def index_bytes(path, segment):
+    """The contents of a segment's index files, b"" for one that is not there."""
+    files = [path / f"{segment.base_offset:020d}{suffix}" for suffix in INDEX_SUFFIXES]
+    return [file.read_bytes() if file.exists() else b"" for file in files]
 
 
 class TestProducers:
@@ -426,6 +465,34 @@ class TestProducers:
             if file.name[0] == "0":
                 file.unlink()
         assert ([b"committed"], 4) == before == self.committed(path, mode)
+
+    def test_transaction_index_that_is_right_is_not_written(self, tmp_path):
+        """An unclean end leaves it alone; what is too much, too little or wrong in it goes."""
+        path = tmp_path / "txn-0"
+        self.log_with_transactions(path)
+        (index,) = path.glob("*.txnindex")
+        right, before = index.read_bytes(), index.stat().st_mtime_ns
+        assert right
+        for data in (right, right + right, right[:-1], right[:-1] + b"x", b""):
+            if data != right:
+                index.write_bytes(data)
+            (path / ".kafka_cleanshutdown").unlink()
+            (path / "recovery-point-offset-checkpoint").unlink()
+            assert ([b"committed"], 4) == self.committed(path)
+            assert right == index.read_bytes()
+            assert data != right or before == index.stat().st_mtime_ns
+
+    def test_stray_transaction_index(self, tmp_path):
+        """Entries of a segment without an aborted transaction go in a recovery."""
+        path = tmp_path / "txn-0"
+        self.log_with_transactions(path)
+        (index,) = path.glob("*.txnindex")
+        stray = segments(path)[-1].with_suffix(".txnindex")
+        shutil.copy(index, stray)
+        (path / ".kafka_cleanshutdown").unlink()
+        (path / "recovery-point-offset-checkpoint").unlink()
+        assert ([b"committed"], 4) == self.committed(path)
+        assert not stray.exists() or b"" == stray.read_bytes()
 
     def test_damaged_snapshots(self, tmp_path):
         """A snapshot that fails its check is not believed."""
