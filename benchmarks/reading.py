@@ -20,7 +20,7 @@ OFFSET_STEP = 37
 
 
 def iteration(directory: Path, size: Size) -> Contest:
-    """Every record of a log as an object, or its value alone, against a loop over a list."""
+    """Every record as an object, or its value alone, against a loop over a list of the same."""
     values = Values.of(100, size.read_bytes)
     log = logstore.open(written_log(directory / "read-0", values))
     last = values.plain["value"][-1].as_py()
@@ -42,13 +42,18 @@ def iteration(directory: Path, size: Size) -> Contest:
     return Contest(
         "iteration",
         (
-            iterate_list(values.count),
+            iterate_list("L of Records", list(log.read())),
+            iterate_list("L of values", list(log.read_values())),
             Variant("records", records, "cpu", values.count),
             Variant("values", bare_values, "cpu", values.count),
         ),
         (
-            Target("iterate Records, 100 B", "records", "L", 9, 6.5, at_most=True, unit="L"),
-            Target("iterate values, 100 B", "values", "L", 4, 2.7, at_most=True, unit="L"),
+            Target(
+                "iterate Records, 100 B", "records", "L of Records", 9, 6.5, at_most=True, unit="L"
+            ),
+            Target(
+                "iterate values, 100 B", "values", "L of values", 4, 2.7, at_most=True, unit="L"
+            ),
         ),
         close=log.close,
     )

@@ -5,7 +5,7 @@ The yardsticks: what this machine does without a log, measured in the rounds of 
     W1  os.pwrite of one bare value per call, median time of a call
     M   copy of a file's bytes from a held mapping to a page-aligned buffer that is there already
     S   sum over a held mapping, read only
-    L   ``for item in list: pass``, by item
+    L   ``for item in list: pass``, by item, over objects as a read makes them
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,16 +89,15 @@ def sum_mapped(path: Path) -> Variant:
     return Variant("S", run, "cpu", words.size * 8)
 
 
-def iterate_list(item_count: int) -> Variant:
-    """L: what a bare loop over a list of bytes costs."""
-    items = [b"x"] * item_count
+def iterate_list(name: str, items: list[Any]) -> Variant:
+    """L: what a bare loop over a list of objects costs, each of its own as when it is read."""
 
     def run(watch: Stopwatch) -> None:
         with watch.running():
             for _item in items:
                 pass
 
-    return Variant("L", run, "cpu", item_count)
+    return Variant(name, run, "cpu", len(items))
 
 
 def _mapped(path: Path) -> mmap.mmap:

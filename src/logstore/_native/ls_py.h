@@ -15,7 +15,11 @@
 
 #include "logstore.h"
 
+enum { LS_PY_FREE_RECORDS_MAX = 1024 };
+
 struct ls_py_state {
+    PyObject *free_records[LS_PY_FREE_RECORDS_MAX]; /* memory of records, to be used again */
+    Py_ssize_t free_record_count;
     PyTypeObject *record_type;
     PyTypeObject *iterator_type;
     PyTypeObject *log_type;
@@ -28,9 +32,9 @@ struct ls_py_state {
 
 /* No GC header: it holds ints, bytes, strings and tuples of those, so it cannot be in a cycle. */
 struct ls_py_record {
-    PyObject ob_base; /* PyObject_HEAD, in a form that formatters know */
-    PyObject *offset;
-    PyObject *timestamp;
+    PyObject ob_base;    /* PyObject_HEAD, in a form that formatters know */
+    long long offset;    /* the int objects of these two are made when somebody asks: */
+    long long timestamp; /* few do, and each would take a fifth of the time of the record */
     PyObject *key;
     PyObject *value;
     PyObject *headers;

@@ -54,42 +54,33 @@ static inline PyObject *ls_py_make_headers(const struct ls_record *record, const
     return headers;
 }
 
-/* Makes objects for one reader: neighbouring records often share their timestamp. */
-struct ls_py_maker {
-    struct ls_py_state *state;
-    PyObject *timestamp_object; /* of timestamp_value, or NULL; ours */
-    int64_t timestamp_value;
-};
-
-static inline PyObject *ls_py_make_timestamp(struct ls_py_maker *maker, int64_t timestamp) {
-    if (maker->timestamp_object == NULL || maker->timestamp_value != timestamp) {
-        PyObject *object = PyLong_FromLongLong(timestamp);
-        if (object == NULL) return NULL;
-        Py_XDECREF(maker->timestamp_object);
-        maker->timestamp_object = object;
-        maker->timestamp_value = timestamp;
+/* Memory for a record, with one reference and its type; nothing else of it is set. */
+static inline struct ls_py_record *ls_py_new_record(struct ls_py_state *state) {
+#ifndef Py_GIL_DISABLED
+    if (LS_LIKELY(state->free_record_count > 0)) {
+        PyObject *memory = state->free_records[--state->free_record_count];
+        return (struct ls_py_record *)PyObject_Init(memory, state->record_type);
     }
-    return Py_NewRef(maker->timestamp_object);
+#endif
+    return PyObject_New(struct ls_py_record, state->record_type);
 }
 
-static inline PyObject *ls_py_make_record(struct ls_py_maker *maker,
+static inline PyObject *ls_py_make_record(struct ls_py_state *state,
                                           const struct ls_py_batch *batch,
                                           const struct ls_record *parsed) {
-    struct ls_py_record *record = PyObject_New(struct ls_py_record, maker->state->record_type);
+    struct ls_py_record *record = ls_py_new_record(state);
     if (record == NULL) return NULL;
-    int64_t timestamp = batch->timestamp_type == 1
+    record->offset = batch->base_offset + parsed->offset_delta;
+    record->timestamp = batch->timestamp_type == 1
                             ? batch->log_append_time
                             : ls_wrapping_add(batch->base_timestamp, parsed->timestamp_delta);
-    record->offset = PyLong_FromLongLong(batch->base_offset + parsed->offset_delta);
-    record->timestamp = ls_py_make_timestamp(maker, timestamp);
     record->key = ls_py_bytes_or_none(parsed->key, parsed->key_size);
     record->value = ls_py_bytes_or_none(parsed->value, parsed->value_size);
-    record->headers = parsed->header_count == 0 ? Py_NewRef(maker->state->empty_tuple)
+    record->headers = parsed->header_count == 0 ? Py_NewRef(state->empty_tuple)
                                                 : ls_py_make_headers(parsed, batch->end);
     record->leader_epoch = batch->leader_epoch;
     record->timestamp_type = batch->timestamp_type;
-    if (LS_UNLIKELY(record->offset == NULL || record->timestamp == NULL || record->key == NULL ||
-                    record->value == NULL || record->headers == NULL)) {
+    if (LS_UNLIKELY(record->key == NULL || record->value == NULL || record->headers == NULL)) {
         Py_DECREF(record);
         return NULL;
     }

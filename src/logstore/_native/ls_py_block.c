@@ -7,7 +7,7 @@
 
 /* What a block takes and what it has: items are ours until they are moved into a list. */
 struct block {
-    struct ls_py_maker maker;
+    struct ls_py_state *state;
     PyObject **items;
     Py_ssize_t count;
     Py_ssize_t count_max;
@@ -43,7 +43,7 @@ static enum fill fill(struct block *block, const struct ls_py_batch *batch, stru
         if (offset >= block->start_offset) {
             PyObject *item = block->values_only
                                  ? ls_py_bytes_or_none(parsed.value, parsed.value_size)
-                                 : ls_py_make_record(&block->maker, batch, &parsed);
+                                 : ls_py_make_record(block->state, batch, &parsed);
             if (LS_UNLIKELY(item == NULL)) return FILL_ERROR;
             block->items[block->count++] = item;
             block->start_offset = offset + 1;
@@ -61,7 +61,7 @@ static void drop_items(struct block *block, Py_ssize_t count) {
 }
 
 static int block_open(struct block *block, PyObject *module, int64_t count_max) {
-    block->maker.state = PyModule_GetState(module);
+    block->state = PyModule_GetState(module);
     block->count_max = (Py_ssize_t)count_max;
     block->items = PyMem_Malloc((size_t)count_max * sizeof *block->items);
     if (block->items == NULL) PyErr_NoMemory();
@@ -75,7 +75,6 @@ static PyObject *block_close(struct block *block, bool failed) {
     for (Py_ssize_t i = 0; i < block->count; i++)
         PyList_SetItem(list, i, block->items[i]);
     PyMem_Free(block->items);
-    Py_CLEAR(block->maker.timestamp_object);
     return list;
 }
 

@@ -216,7 +216,7 @@ static PyObject *get(struct ls_finder *finder, int64_t offset) {
     PyObject *owner = Py_NewRef(finder->batch_owner);
     const struct ls_py_batch kept = *batch;
     finder->is_busy = true;
-    PyObject *record = ls_py_make_record(&finder->maker, &kept, &parsed);
+    PyObject *record = ls_py_make_record(finder->state, &kept, &parsed);
     finder->is_busy = false;
     Py_DECREF(owner);
     return record;

@@ -42,7 +42,7 @@ struct ls_finder {
     Py_ssize_t room;
     int64_t mapped_max;
     int64_t now;
-    struct ls_py_maker maker;
+    struct ls_py_state *state;
     /* The batch that was checked last, if section is not NULL; in `batch_owner`'s memory, or ours. */
     struct ls_py_batch batch;
     PyObject *batch_owner;

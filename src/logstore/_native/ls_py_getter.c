@@ -24,13 +24,13 @@ static PyObject *getter_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     struct ls_finder *finder =
         (struct ls_finder *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (finder == NULL) return NULL;
-    finder->maker.state = PyType_GetModuleState(type);
+    finder->state = PyType_GetModuleState(type);
     finder->watermarks = Py_NewRef(watermarks);
     finder->writer = Py_NewRef(writer);
     finder->log_end_offset = (const _Atomic int64_t *)(uintptr_t)published;
     finder->mapped_max = mapped_max;
     finder->name_marks = PyUnicode_InternFromString("_marks");
-    if (finder->maker.state == NULL || finder->name_marks == NULL) Py_CLEAR(finder);
+    if (finder->state == NULL || finder->name_marks == NULL) Py_CLEAR(finder);
     return (PyObject *)finder;
 }
 
@@ -75,7 +75,6 @@ static void getter_dealloc(PyObject *self) {
     PyObject_GC_UnTrack(self);
     (void)getter_clear(self);
     Py_XDECREF(finder->name_marks);
-    Py_XDECREF(finder->maker.timestamp_object);
     PyMem_Free(finder->places);
     PyMem_Free(finder->buffer);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);

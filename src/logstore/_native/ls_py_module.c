@@ -31,7 +31,10 @@ static int state_clear(PyObject *module) {
 }
 
 static void state_free(void *module) {
+    struct ls_py_state *state = PyModule_GetState(module);
     (void)state_clear(module);
+    while (state->free_record_count > 0)
+        PyObject_Free(state->free_records[--state->free_record_count]);
 }
 
 static PyObject *epoch_datetime(PyObject *datetime_module) {

@@ -2,12 +2,13 @@
  * ls_py_record.c: the Record type. Attributes are plain slots (10 ns), and an instance has no GC
  * header: both were measured to matter for the cost of an iteration (PERFORMANCE.md, section D).
  */
+#include "ls_internal.h"
 #include "ls_py.h"
 
 static PyMemberDef record_members[] = {
-    {"offset", T_OBJECT_EX, offsetof(struct ls_py_record, offset), READONLY,
+    {"offset", T_LONGLONG, offsetof(struct ls_py_record, offset), READONLY,
      "Logical offset in the partition."},
-    {"timestamp", T_OBJECT_EX, offsetof(struct ls_py_record, timestamp), READONLY,
+    {"timestamp", T_LONGLONG, offsetof(struct ls_py_record, timestamp), READONLY,
      "Milliseconds since the epoch, -1 for none."},
     {"key", T_OBJECT_EX, offsetof(struct ls_py_record, key), READONLY, "Key bytes, or None."},
     {"value", T_OBJECT_EX, offsetof(struct ls_py_record, value), READONLY,
@@ -24,23 +25,28 @@ static PyMemberDef record_members[] = {
 static void record_dealloc(PyObject *self) {
     struct ls_py_record *record = (struct ls_py_record *)self;
     PyTypeObject *type = Py_TYPE(self);
-    Py_XDECREF(record->offset);
-    Py_XDECREF(record->timestamp);
     Py_XDECREF(record->key);
     Py_XDECREF(record->value);
     Py_XDECREF(record->headers);
+#ifndef Py_GIL_DISABLED
+    struct ls_py_state *state = PyType_GetModuleState(type);
+    if (LS_LIKELY(state != NULL && state->free_record_count < LS_PY_FREE_RECORDS_MAX)) {
+        state->free_records[state->free_record_count++] = self;
+        Py_DECREF(type);
+        return;
+    }
+#endif
     PyObject_Free(self); /* The type is final, so this is its tp_free. */
     Py_DECREF(type);
 }
 
-/* A new reference to an exact int that fits int64. */
-static PyObject *exact_int64(PyObject *value) {
+/* -1 with an error set if it is no integer, or does not fit. */
+static int take_int64(PyObject *value, long long *number) {
     PyObject *index = PyNumber_Index(value);
-    if (index == NULL) return NULL;
-    long long number = PyLong_AsLongLong(index);
+    if (index == NULL) return -1;
+    *number = PyLong_AsLongLong(index);
     Py_DECREF(index);
-    if (number == -1 && PyErr_Occurred()) return NULL;
-    return PyLong_FromLongLong(number);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 /* A new reference to exact bytes or None. */
@@ -103,11 +109,10 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     }
     struct ls_py_record *record = PyObject_New(struct ls_py_record, type);
     if (record == NULL) return NULL;
-    record->timestamp = record->key = record->value = record->headers = NULL;
+    record->key = record->value = record->headers = NULL;
     record->leader_epoch = leader_epoch;
     record->timestamp_type = (int8_t)timestamp_type;
-    if ((record->offset = exact_int64(offset)) == NULL ||
-        (record->timestamp = exact_int64(timestamp)) == NULL ||
+    if (take_int64(offset, &record->offset) < 0 || take_int64(timestamp, &record->timestamp) < 0 ||
         (record->key = exact_bytes(key, "key")) == NULL ||
         (record->value = exact_bytes(value, "value")) == NULL ||
         (record->headers = headers == NULL ? PyTuple_New(0) : exact_headers(headers)) == NULL) {
@@ -120,7 +125,7 @@ static PyObject *record_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 static PyObject *record_repr(PyObject *self) {
     struct ls_py_record *record = (struct ls_py_record *)self;
     return PyUnicode_FromFormat(
-        "Record(offset=%R, timestamp=%R, key=%R, value=%R, headers=%R, timestamp_type=%d, "
+        "Record(offset=%lld, timestamp=%lld, key=%R, value=%R, headers=%R, timestamp_type=%d, "
         "leader_epoch=%d)",
         record->offset, record->timestamp, record->key, record->value, record->headers,
         (int)record->timestamp_type, (int)record->leader_epoch);
@@ -128,9 +133,12 @@ static PyObject *record_repr(PyObject *self) {
 
 /* 1 equal, 0 not, -1 error. The leader epoch is its batch's, outside the CRC, and no part of the record. */
 static int record_equal(const struct ls_py_record *a, const struct ls_py_record *b) {
-    PyObject *const left[] = {a->offset, a->timestamp, a->key, a->value, a->headers};
-    PyObject *const right[] = {b->offset, b->timestamp, b->key, b->value, b->headers};
-    if (a->timestamp_type != b->timestamp_type) return 0;
+    PyObject *const left[] = {a->key, a->value, a->headers};
+    PyObject *const right[] = {b->key, b->value, b->headers};
+    if (a->offset != b->offset || a->timestamp != b->timestamp ||
+        a->timestamp_type != b->timestamp_type) {
+        return 0;
+    }
     for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
         int equal = PyObject_RichCompareBool(left[i], right[i], Py_EQ);
         if (equal != 1) return equal;
@@ -149,8 +157,8 @@ static PyObject *record_compare(PyObject *self, PyObject *other, int operation) 
 
 static Py_hash_t record_hash(PyObject *self) {
     struct ls_py_record *record = (struct ls_py_record *)self;
-    PyObject *fields = PyTuple_Pack(5, record->offset, record->timestamp, record->key,
-                                    record->value, record->headers);
+    PyObject *fields = Py_BuildValue("(LLOOO)", record->offset, record->timestamp, record->key,
+                                     record->value, record->headers);
     if (fields == NULL) return -1;
     Py_hash_t hash = PyObject_Hash(fields);
     Py_DECREF(fields);
@@ -160,7 +168,7 @@ static Py_hash_t record_hash(PyObject *self) {
 static PyObject *record_reduce(PyObject *self, PyObject *unused) {
     (void)unused;
     struct ls_py_record *record = (struct ls_py_record *)self;
-    return Py_BuildValue("O(OOOOOii)", (PyObject *)Py_TYPE(self), record->offset, record->timestamp,
+    return Py_BuildValue("O(LLOOOii)", (PyObject *)Py_TYPE(self), record->offset, record->timestamp,
                          record->key, record->value, record->headers, (int)record->timestamp_type,
                          (int)record->leader_epoch);
 }
@@ -168,12 +176,11 @@ static PyObject *record_reduce(PyObject *self, PyObject *unused) {
 static PyObject *record_datetime(PyObject *self, void *unused) {
     (void)unused;
     struct ls_py_record *record = (struct ls_py_record *)self;
-    long long milliseconds = PyLong_AsLongLong(record->timestamp);
-    if (milliseconds == -1) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    if (record->timestamp == -1) return Py_NewRef(Py_None);
     struct ls_py_state *state = PyType_GetModuleState(Py_TYPE(self));
     if (state == NULL) return NULL;
     /* timedelta(0, 0, 0, milliseconds): exact, unlike a float of seconds. */
-    PyObject *delta = PyObject_CallFunction(state->timedelta, "iiiL", 0, 0, 0, milliseconds);
+    PyObject *delta = PyObject_CallFunction(state->timedelta, "iiiL", 0, 0, 0, record->timestamp);
     if (delta == NULL) return NULL;
     PyObject *result = PyNumber_Add(state->epoch, delta);
     Py_DECREF(delta);
