@@ -156,9 +156,11 @@ def old_message_that_ends_early(case):
     """Damage in a message of magic 0 or 1 is told as such, before its fields are judged."""
     if case.we_say(CorruptRecordError, "ends behind it"):
         return case.their_class in (*NO_ROOM, "RecordValidationException")
-    # Our analysis of the append came first.
-    first = case.we_say((InvalidRecordError, InvalidTimestampError), "more than one batch", "time")
-    return case.their_class in NO_ROOM and first
+    # Another message, or the append as a whole, is refused first.
+    refused = case.we_say(
+        (InvalidRecordError, InvalidTimestampError), "more than one batch", "are refused"
+    )
+    return case.their_class in NO_ROOM and refused
 
 
 def headers_keep_their_bytes(case):

@@ -1,0 +1,195 @@
+"""A log whose files fail, or whose power does: what the random crash tests found, one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+import pytest
+
+from logstore.clock import ManualClock
+from logstore.config import LogConfig
+from logstore.errors import StorageError
+from logstore.index import OffsetIndex
+from logstore.producer_rebuild import producer_batches, rebuild_producer_state
+from logstore.producer_state import ProducerStateManager
+from logstore.record import encode_batch
+from logstore.scheduler import ManualScheduler
+from logstore.segment import LogSegment
+from logstore.simulated_files import FailingFiles, SimulatedFiles
+from logstore.testing import open_log
+
+CONFIG = LogConfig.of(
+    {"segment.bytes": 500, "segment.index.bytes": 240, "index.interval.bytes": 100}
+)
+SUFFIXES = (".index", ".log", ".timeindex")
+
+
+def opened(path, files):
+    clock = ManualClock()
+    return open_log(path, config=CONFIG, clock=clock, scheduler=ManualScheduler(clock), files=files)
+
+
+def bases_of(path):
+    return sorted(int(name[:20]) for name in os.listdir(path) if name.endswith(".log"))
+
+
+def filled(path, files, count=20):
+    log = opened(path, files)
+    for number in range(count):
+        log.append(b"value %d" % number)
+    return log
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return tmp_path / "log-0"
+
+
+class TestFailures:
+    def test_single_appends_are_refused_after_a_failed_flush(self, path):
+        """The path in C does not ask whether the log is poisoned: it has to be closed."""
+        files = FailingFiles()
+        log = filled(path, files, 1)
+        files.fail("fdatasync", errno.EIO)
+        with pytest.raises(StorageError):
+            log.flush()
+        for _ in range(2):
+            with pytest.raises(StorageError, match="an earlier fsync failed"):
+                log.append(b"not acknowledged")
+        assert 1 == log.log_end_offset
+        log.abandon()
+
+    def test_abandoning_goes_on_when_files_cannot_be_cut(self, path):
+        """Every descriptor is closed and the lock is free, whatever fails."""
+        files = FailingFiles()
+        log = filled(path, files)
+        # Half of a batch arrives, and cannot be cut off again.
+        files.shorten("pwrite")
+        files.fail("pwrite", errno.EIO, at=2)
+        files.fail("ftruncate", errno.EIO, persistent=True)
+        with pytest.raises(StorageError):
+            log.append(b"cut off")
+        log.abandon()
+        files.clear()
+        with opened(path, files) as log:
+            assert 20 == len(list(log.read()))
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("at", range(1, 10))
+    def test_a_truncation_that_fails_leaves_no_hole(self, path, at, seed):
+        """Segments go from the last on, each durably: renames survive a power loss in any order."""
+        simulated = SimulatedFiles(seed)
+        files = FailingFiles(simulated)
+        log = filled(path, files)
+        log.flush()
+        bases = bases_of(path)
+        assert len(bases) > 3
+        files.fail("rename", errno.EIO, at=at)
+        with contextlib.suppress(StorageError):
+            log.truncate_to(2)
+        simulated.crash()
+        with contextlib.suppress(StorageError):
+            log.abandon()
+        left = bases_of(path)
+        assert left
+        assert bases[: len(left)] == left
+
+
+class TestDurability:
+    def test_a_closed_log_leaves_nothing_to_the_disks_mood(self, path):
+        """
+        Seals and cuts of index files included.
+
+        But for the lock's file, and snapshots that a roll took: they are flushed later, or thrown
+        away for their checksum.
+        """
+        files = SimulatedFiles()
+        filled(path, files).close()
+        for name in os.listdir(path):
+            if name.endswith((".lock", ".snapshot")):
+                fd = files.open(path / name, os.O_RDWR)
+                files.fdatasync(fd)
+                files.close(fd)
+        assert 0 == files.unsynced_count
+
+    def test_a_flush_after_a_resize_is_one(self, tmp_path):
+        """A changed size alone is something to flush."""
+        files = SimulatedFiles()
+        index = OffsetIndex(tmp_path / f"{0:020d}.index", 0, 240, files=files)
+        index.append(5, 10)
+        index.flush()
+        files.fsync_directory(tmp_path)
+        assert 0 == files.unsynced_count
+        index.resize(80)
+        assert 0 < files.unsynced_count
+        index.flush()
+        assert 0 == files.unsynced_count
+        index.close()
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_the_segment_that_ends_at_the_recovery_point_is_flushed_when_sealed(self, path, seed):
+        """Sealing changes its index files after their last flush."""
+        files = SimulatedFiles(seed)
+        log = filled(path, files, 4)
+        log.flush()
+        assert log.recovery_point == log.log_end_offset
+        log.roll()
+        log.append(b"next")
+        log.flush()
+        sealed = [path / f"{0:020d}{suffix}" for suffix in SUFFIXES]
+        expected = [file.read_bytes() for file in sealed]
+        files.crash()
+        log.abandon()
+        assert expected == [file.read_bytes() for file in sealed]
+
+
+class TestDamage:
+    def test_producer_state_ends_at_an_entry_without_a_size(self, path):
+        """Zeros behind the last batch: neither an endless loop nor a refusal."""
+        path.mkdir()
+        batch = encode_batch(
+            [(None, 0, None, b"v", ())],
+            base_offset=0,
+            producer_id=1,
+            producer_epoch=0,
+            base_sequence=0,
+        )
+        for damage in (bytes(200), b"\xff" * 200, bytes(8) + b"\x7f\xff\xff\xff" + bytes(200)):
+            (path / f"{0:020d}.log").write_bytes(batch + damage)
+            segment = LogSegment(os.fspath(path), 0, CONFIG)
+            assert [0] == [each.base_offset for each in producer_batches(segment, 0, 100)]
+            assert [] == list(producer_batches(segment, 50, 100))
+            segment.close_handlers()
+
+    def test_producer_state_of_a_log_without_segments(self, tmp_path):
+        """A truncation that was cut short may have left none."""
+        state = ProducerStateManager(tmp_path, config=CONFIG)
+        rebuild_producer_state(state, [], 3, 5, 0, reload_from_clean_shutdown=False)
+        assert 5 == state.map_end_offset
+
+    def test_index_of_a_segment_with_a_damaged_base_offset(self, path):
+        """It stays empty, and the segment is scanned: an open does not fail for an index."""
+        log = filled(path, SimulatedFiles())
+        log.close()
+        first = path / f"{0:020d}.log"
+        data = bytearray(first.read_bytes())
+        size = 12 + int.from_bytes(data[8:12], "big")
+        data[2 * size] = 0x40  # The third batch's base offset; it would have an entry.
+        first.write_bytes(data)
+        (path / f"{0:020d}.index").write_bytes(bytes(7))
+        with opened(path, SimulatedFiles()) as log:
+            assert b"value 1" == log[1].value
+
+
+def test_renaming_a_segment_takes_index_files_that_nobody_opened(path):
+    """Its index objects are made when they are first needed, and then under the old names."""
+    filled(path, SimulatedFiles()).close()
+    segment = LogSegment(os.fspath(path), 0, CONFIG)
+    segment.change_file_suffixes("", ".deleted")
+    names = sorted(name for name in os.listdir(path) if name.startswith(f"{0:020d}."))
+    assert [f"{0:020d}{suffix}.deleted" for suffix in SUFFIXES] == [
+        name for name in names if "snapshot" not in name
+    ]
+    segment.close_handlers()
