@@ -307,6 +307,12 @@ class TimeIndex(IndexFile):
         """Return an entry as it is in the file."""
         return cls._ENTRY.pack(timestamp, relative_offset)
 
+    def note_last_entry(self, last: TimestampOffset) -> None:
+        """Learn what the last entry is from the writer that appended it: it need not be read."""
+        with self._lock:
+            assert self._entry_count > 0
+            self._last = (last.timestamp, last.offset - self.base_offset)
+
     def maybe_append(self, timestamp: int, offset: int, *, skip_full_check: bool = False) -> None:
         """
         Append an entry if the timestamp is above the last one, else do nothing.

@@ -77,6 +77,7 @@ class IndexFile:
         base_offset: Of the segment; relative offsets count from here.
         max_index_size: Bytes to preallocate, rounded down to whole entries.
         writable: False never creates or changes the file.
+        is_fresh: Nothing is there yet; a file that is, is no segment's, and is replaced.
 
     Attributes:
         path: The file; :meth:`rename` and :meth:`update_path` change it.
@@ -92,6 +93,7 @@ class IndexFile:
         "_handle",
         "_is_closed",
         "_is_dirty",
+        "_is_fresh",
         "_is_open",
         "_last",
         "_lock",
@@ -110,6 +112,7 @@ class IndexFile:
         max_index_size: int = -1,
         *,
         writable: bool = True,
+        is_fresh: bool = False,
         files: Files = REAL_FILES,
     ) -> None:
         assert base_offset >= 0
@@ -124,6 +127,7 @@ class IndexFile:
         self._is_open = False
         self._is_closed = False
         self._is_dirty = False
+        self._is_fresh = is_fresh
         self._file_bytes = 0
         self._entry_count = 0
         self._shown_count = 0  # The most entries that a view of the present file has shown.
@@ -141,6 +145,10 @@ class IndexFile:
             if self._is_open:
                 return
             self._refuse_if_closed()
+            if self._is_fresh:
+                self._file_bytes = self._create_new()
+                self._is_open = True
+                return
             try:
                 self._file_bytes = self._files.file_size(self.path)
             except StorageError as error:
@@ -151,6 +159,15 @@ class IndexFile:
             else:
                 self._entry_count = self._file_bytes // self.ENTRY_BYTES
             self._is_open = True
+
+    def _create_new(self) -> int:
+        try:
+            return self._create()
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
+                raise
+        self._files.unlink(self.path)
+        return self._create()
 
     def _create(self) -> int:
         size = self._rounded(self.max_index_size)

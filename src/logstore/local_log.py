@@ -9,6 +9,7 @@ Source: Kafka ``LocalLog`` and ``LogSegments``; spec 5.1, 5.6, 5.8, 5.12.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from bisect import bisect_left, bisect_right
@@ -247,18 +248,32 @@ class LocalLog:
     # -- roll --------------------------------------------------------------------------------------
 
     def new_segment(self, base_offset: int) -> LogSegment:
-        """Return a new, empty segment; its ``.log`` file exists on return."""
+        """
+        Return a new, empty segment; its ``.log`` file exists on return.
+
+        Files of its names that are there were left behind by a roll that failed.
+        """
+        try:
+            segment = self._fresh_segment(base_offset)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            self._delete_strays(base_offset)
+            segment = self._fresh_segment(base_offset)
+        segment.on_open = self._note_open
+        return segment
+
+    def _fresh_segment(self, base_offset: int) -> LogSegment:
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
-        segment = LogSegment(
+        return LogSegment(
             self.directory,
             base_offset,
             self.config,
             files=self._files,
             clock=self._clock,
             roll_jitter_ms=random.randrange(jitter_ms) if jitter_ms else 0,  # noqa: S311
+            is_fresh=True,
         )
-        segment.on_open = self._note_open
-        return segment
 
     def roll(self, expected_next_offset: int = 0) -> LogSegment:
         """
@@ -287,7 +302,6 @@ class LocalLog:
                 path=active.log_path,
                 offset=base_offset,
             )
-        self._delete_strays(base_offset)
         active.on_become_inactive()
         segment = self.new_segment(base_offset)
         self.segments = self.segments.with_segment(segment)
@@ -295,7 +309,7 @@ class LocalLog:
         return segment
 
     def _delete_strays(self, base_offset: int) -> None:
-        """Delete files of a segment that is not there: what a crash may leave behind."""
+        """Delete files of a segment that is not there."""
         for suffix in SEGMENT_SUFFIXES:
             path = os.path.join(self.directory, segment_file_name(base_offset, suffix))
             self._files.unlink(path, missing_ok=True)

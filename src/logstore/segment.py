@@ -86,6 +86,8 @@ class LogSegment(ReadableSegment):
             ``index.interval.bytes`` and the roll jitter are fixed here for the segment's life.
         file_suffix: ``.cleaned``, ``.swap`` or nothing.
         file_already_exists: False creates the ``.log`` file if it is missing.
+        is_fresh: The ``.log`` file must be missing; indexes that are there are no segment's, and go
+            when this one's are made.
         size_bytes: Its size, if the caller has looked already.
         roll_jitter_ms: How much earlier than segment.ms to roll.
         writable: False opens every file read-only.
@@ -95,7 +97,9 @@ class LogSegment(ReadableSegment):
 
     __slots__ = (
         "_attachments",
+        "_change_count",
         "_clock",
+        "_flushed_change_count",
         "bytes_since_last_index_entry",
         "created_ms",
         "roll_jitter_ms",
@@ -114,8 +118,10 @@ class LogSegment(ReadableSegment):
         size_bytes: int | None = None,
         roll_jitter_ms: int = 0,
         writable: bool = True,
+        is_fresh: bool = False,
     ) -> None:
         assert size_bytes is None or file_already_exists
+        assert not is_fresh or not file_already_exists
         super().__init__(
             directory,
             base_offset,
@@ -124,14 +130,19 @@ class LogSegment(ReadableSegment):
             file_suffix=file_suffix,
             writable=writable,
             are_indexes_sure=not file_already_exists,
+            is_fresh=is_fresh,
         )
         self._clock = clock
+        self._change_count = 0
+        self._flushed_change_count = -1  # What it was before a flush of everything; -1: never.
         self._attachments: contextlib.ExitStack | None = None
         self.roll_jitter_ms: Final = roll_jitter_ms
         self.created_ms = clock.milliseconds()
         self.bytes_since_last_index_entry = 0
-        if not file_already_exists and not files.exists(self.log_path):
-            handle = self._open(os.O_RDWR | os.O_CREAT)
+        if is_fresh or not (file_already_exists or files.exists(self.log_path)):
+            handle = self._open(os.O_RDWR | os.O_CREAT | (os.O_EXCL if is_fresh else 0))
+            if is_fresh and files.exists(self._path(TXN_INDEX_SUFFIX)):
+                files.unlink(self._path(TXN_INDEX_SUFFIX))
             if config.preallocate:
                 with handle.lease() as fd:
                     files.ftruncate(fd, config.segment_bytes)
@@ -156,6 +167,7 @@ class LogSegment(ReadableSegment):
         Makes and opens the index files if they are not there yet.
         """
         assert self._writer is None
+        self._change_count += 1
         offset_index, time_index = self.offset_index, self.time_index
         largest = self.max_timestamp_and_offset_so_far()
         last = time_index.last_entry
@@ -203,6 +215,10 @@ class LogSegment(ReadableSegment):
         self._rolling_based_timestamp = (
             state.rolling_based_timestamp if state.size_bytes > 0 else None
         )
+        if state.last_time_entry_timestamp >= 0:
+            self.time_index.note_last_entry(
+                TimestampOffset(state.last_time_entry_timestamp, state.last_time_entry_offset)
+            )
         if self._attachments is not None:
             self._attachments.close()
 
@@ -289,6 +305,7 @@ class LogSegment(ReadableSegment):
         Source: Kafka ``onBecomeInactiveSegment``; spec 4.4.
         """
         self.detach()
+        self._change_count += 1
         self._append_last_time_entry()
         self.offset_index.trim_to_valid_size()
         self.time_index.trim_to_valid_size()
@@ -330,6 +347,7 @@ class LogSegment(ReadableSegment):
         Source: Kafka ``LogSegment.recover``; spec 4.7.
         """
         assert self._writer is None
+        self._change_count += 1
         self._are_indexes_sure = True
         valid_bytes, largest = recover_segment(self, producer_state, leader_epochs, buffer)
         if before_cut is not None and valid_bytes < self._size_bytes:
@@ -360,6 +378,7 @@ class LogSegment(ReadableSegment):
         Source: Kafka ``LogSegment.truncateTo``; spec 4.8, DESIGN.md D6.
         """
         assert self._writer is None
+        self._change_count += 1
         found = self.translate_offset(offset)
         largest = self.max_timestamp_and_offset_so_far()
         cut_bytes = 0
@@ -397,15 +416,22 @@ class LogSegment(ReadableSegment):
         """
         Make the segment durable: the log file first, then its indexes.
 
+        A sealed segment that has not changed since it was flushed is left alone: the device has
+        it, and would be waited for again.
+
         Args:
             with_indexes: False: the segment is recovered after a crash, which rebuilds them.
 
         Source: Kafka ``LogSegment.flush``; spec 4.9.
         """
-        with self.handle.lease() as fd:
-            self._files.fdatasync(fd)
+        change_count, is_attached = self._change_count, self._writer is not None
+        if change_count != self._flushed_change_count:
+            with self.handle.lease() as fd:
+                self._files.fdatasync(fd)
         if with_indexes:
             self.flush_indexes()
+            if not is_attached:  # A writer changes files without saying so here.
+                self._flushed_change_count = change_count
 
     def flush_indexes(self) -> None:
         """Make the indexes durable; nothing happens if they are."""

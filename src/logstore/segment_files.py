@@ -76,6 +76,7 @@ class SegmentFiles:
         index_bytes: The size of an index that is appended to.
         file_suffix: ``.cleaned``, ``.swap`` or nothing.
         writable: False opens every file read-only.
+        is_fresh: No file of these names is the log's yet.
     """
 
     __slots__ = (
@@ -88,6 +89,7 @@ class SegmentFiles:
         "_handle",
         "_index_bytes",
         "_is_closed",
+        "_is_fresh",
         "_offset_index",
         "_open_flags",
         "_time_index",
@@ -106,6 +108,7 @@ class SegmentFiles:
         files: Files,
         file_suffix: str,
         writable: bool,
+        is_fresh: bool,
     ) -> None:
         assert base_offset >= 0
         self._directory = os.fspath(directory)
@@ -120,6 +123,7 @@ class SegmentFiles:
         #: Called when the ``.log`` file was opened: somebody bounds the number of open files.
         self.on_open: Callable[[Any], None] | None = None
         self._index_bytes: Final = index_bytes
+        self._is_fresh: Final = is_fresh
         # Made when they are first needed: a log of a thousand segments has to open at once.
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
@@ -190,11 +194,12 @@ class SegmentFiles:
                     "files": self._files,
                 }
                 base_offset, index_bytes = self.base_offset, self._index_bytes
+                fresh: dict[str, Any] = {"is_fresh": self._is_fresh, **door}
                 offset_index = OffsetIndex(
-                    self._path(INDEX_SUFFIX), base_offset, index_bytes, **door
+                    self._path(INDEX_SUFFIX), base_offset, index_bytes, **fresh
                 )
                 time_index = TimeIndex(
-                    self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **door
+                    self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **fresh
                 )
                 txn_index = TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, **door)
                 if self._is_closed:

@@ -62,6 +62,7 @@ class ReadableSegment(SegmentFiles):
     Args:
         config: ``segment.index.bytes`` and ``index.interval.bytes`` are fixed here.
         are_indexes_sure: Whether they need no look before their first use.
+        is_fresh: No file of these names is the log's yet.
 
     Source: Kafka ``LogSegment``.
     """
@@ -87,6 +88,7 @@ class ReadableSegment(SegmentFiles):
         file_suffix: str,
         writable: bool,
         are_indexes_sure: bool,
+        is_fresh: bool,
     ) -> None:
         super().__init__(
             directory,
@@ -95,6 +97,7 @@ class ReadableSegment(SegmentFiles):
             files=files,
             file_suffix=file_suffix,
             writable=writable,
+            is_fresh=is_fresh,
         )
         self.index_interval_bytes: Final = config.index_interval_bytes
         self._size_bytes = 0

@@ -1,0 +1,56 @@
+"""A segment's life: rolled, sealed, flushed, truncated; each bug found there, by name."""
+
+from __future__ import annotations
+
+import os
+
+import crash_workload as workload
+import pytest
+
+from logstore.segment import SEGMENT_SUFFIXES, segment_file_name
+from logstore.simulated_files import FailingFiles
+
+
+@pytest.fixture
+def session(tmp_path):
+    """A log with sealed segments and an active one, on files that count calls and can fail."""
+    session = workload.Session(os.fspath(tmp_path / "log-0"), FailingFiles())
+    log = session.open()
+    for first in range(0, 40, 10):
+        log.extend([b"value-%d" % number for number in range(first, first + 10)])
+        log.roll()
+    log.append(b"active")
+    yield session
+    assert list(session.log.check()) == []
+    session.log.close()
+
+
+def test_roll_over_leftovers(session):
+    """Files of the new segment's names, which no segment has, do not get into the log."""
+    log = session.log
+    end = log.log_end_offset
+    for suffix in SEGMENT_SUFFIXES:
+        with open(os.path.join(log.directory, segment_file_name(end, suffix)), "wb") as file:
+            file.write(b"\1" * 60)
+    segment = log.roll()
+    assert 0 == segment.size_bytes
+    log.append(b"after")
+    assert 0 == segment.offset_index.entry_count
+    assert [] == segment.collect_aborted_txns(0, log.log_end_offset).aborted_transactions
+    assert not os.path.exists(segment.txn_index.path)
+
+
+def test_flushed_segment_is_not_flushed_again(session):
+    """A flush waits for the device once for each sealed segment, until the segment changes."""
+    log, files = session.log, session.files
+    log.flush()
+    sealed = log.segments[-2]
+    before = files.calls("fdatasync")
+    sealed.flush()
+    assert before == files.calls("fdatasync")
+    log.truncate_to(sealed.base_offset + 5)
+    sealed = log.active_segment
+    sealed.on_become_inactive()
+    before = files.calls("fdatasync")
+    sealed.flush()
+    assert before < files.calls("fdatasync")
