@@ -121,7 +121,11 @@ class LogExistsError(StorageError, FileExistsError):
 
 
 class PoisonedError(StorageError):
-    """An earlier fsync failed: what reached the disk is unknown. Close the log, open it again."""
+    """
+    An earlier fsync, or a truncation halfway, failed: the files may not be what the log believes.
+
+    Close the log and open it again, which looks at what is there.
+    """
 
 
 class SimulatedCrashError(StorageError):

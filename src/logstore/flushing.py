@@ -4,17 +4,53 @@ Durability on demand: whoever waits for the device shares one flush with the oth
 While one thread flushes, others that want something durable wait; the first of them to wake then
 flushes for all. A failed fsync poisons the log: what reached the disk is not known, and a second
 attempt would not tell (the kernel may have dropped the pages), so nothing is acknowledged any more
-until the log is opened again.
+until the log is opened again. The same holds after a change of several files that failed halfway.
 
 Source: DESIGN.md D4; Kafka flushes from its scheduler and has no such sharing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from logstore.errors import PoisonedError, StorageError
+
+
+class Poison:
+    """
+    Why a log takes no changes any more until it is opened again; nothing, as a rule.
+
+    Args:
+        path: The log's directory, for errors.
+    """
+
+    __slots__ = ("cause", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.cause: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise PoisonedError if something has failed that leaves the files in doubt."""
+        cause = self.cause
+        if cause is not None:
+            said = getattr(cause, "message", None) or repr(cause)
+            raise PoisonedError(
+                f"an earlier operation failed halfway ({said}); close the log and open it again",
+                getattr(cause, "errno", None),
+                path=self.path,
+            )
+
+    @contextlib.contextmanager
+    def if_it_fails(self) -> Iterator[None]:
+        """Poison the log if the block raises anything, be it an interruption."""
+        try:
+            yield
+        except BaseException as error:
+            self.cause = self.cause or error
+            raise
 
 
 class GroupCommit:
@@ -24,10 +60,9 @@ class GroupCommit:
     Args:
         flush: Makes everything below an offset durable; called by one thread at a time.
         durable_offset: Returns the offset below which everything is durable.
-        path: The log's directory, for errors.
+        poison: Set when a flush fails.
 
     Attributes:
-        poison: The error of the flush that failed; None: none did.
         waiting_count: Threads that wait for the end of a flush.
 
     **Thread rule**: any thread may wait.
@@ -38,15 +73,14 @@ class GroupCommit:
         "_flush",
         "_is_flushing",
         "_lock",
+        "_poison",
         "_turn",
         "_wanted",
-        "path",
-        "poison",
         "waiting_count",
     )
 
     def __init__(
-        self, flush: Callable[[int], None], durable_offset: Callable[[], int], path: str
+        self, flush: Callable[[int], None], durable_offset: Callable[[], int], poison: Poison
     ) -> None:
         self._flush = flush
         self._durable_offset = durable_offset
@@ -55,17 +89,7 @@ class GroupCommit:
         self.waiting_count = 0
         self._is_flushing = False
         self._wanted = -1
-        self.path = path
-        self.poison: StorageError | None = None
-
-    def check(self) -> None:
-        """Raise if an earlier fsync failed."""
-        if self.poison is not None:
-            raise PoisonedError(
-                f"an earlier fsync failed ({self.poison.message}); close the log and open it again",
-                self.poison.errno,
-                path=self.path,
-            )
+        self._poison = poison
 
     def wait_for(self, offset: int) -> None:
         """
@@ -79,10 +103,10 @@ class GroupCommit:
             self._wanted = max(self._wanted, offset)
             while self._is_flushing:
                 self._wait()
-                self.check()
+                self._poison.check()
                 if self._durable_offset() >= offset:
                     return
-            self.check()
+            self._poison.check()
             if self._durable_offset() >= offset:
                 return
             self._is_flushing = True
@@ -91,7 +115,7 @@ class GroupCommit:
         try:
             self._flush(wanted)
         except StorageError as error:
-            self.poison = error
+            self._poison.cause = error
             raise
         finally:
             self._end()
@@ -101,12 +125,12 @@ class GroupCommit:
         with self._lock:
             while self._is_flushing:
                 self._wait()
-            self.check()
+            self._poison.check()
             self._is_flushing = True
         try:
             flush()
         except StorageError as error:
-            self.poison = error
+            self._poison.cause = error
             raise
         finally:
             self._end()

@@ -24,6 +24,7 @@ from logstore.file_records import (
     FetchDataInfo,
     LogOffsetMetadata,
 )
+from logstore.flushing import Poison
 from logstore.index import OffsetPosition
 from logstore.segment import (
     DELETED_SUFFIX,
@@ -149,6 +150,7 @@ class LocalLog:
         "_scheduler",
         "config",
         "directory",
+        "poison",
         "segments",
         "writer",
     )
@@ -167,6 +169,7 @@ class LocalLog:
     ) -> None:
         self.directory = directory
         self.config = config
+        self.poison: Final = Poison(directory)
         self.segments = Segments(segments)
         self.writer = writer
         self._files = files
@@ -251,14 +254,16 @@ class LocalLog:
         """
         Return a new, empty segment; its ``.log`` file exists on return.
 
-        Files of its names that are there were left behind by a roll that failed.
+        Files of its names that are there are in nobody's use: a roll that failed left them behind.
         """
         try:
             segment = self._fresh_segment(base_offset)
         except StorageError as error:
+            # One that is left empty behind the end would be the active one of the next load.
+            with self.poison.if_it_fails():
+                self._delete_strays(base_offset)
             if error.errno != errno.EEXIST:
                 raise
-            self._delete_strays(base_offset)
             segment = self._fresh_segment(base_offset)
         segment.on_open = self._note_open
         return segment
@@ -322,8 +327,14 @@ class LocalLog:
         """
         old.detach()
         if base_offset == old.base_offset:
-            old.change_file_suffixes("", DELETED_SUFFIX)
-        segment = self.new_segment(base_offset)
+            self._mark_deleted(old)
+        try:
+            segment = self.new_segment(base_offset)
+        except BaseException:
+            if base_offset == old.base_offset:
+                with self.poison.if_it_fails():
+                    old.change_file_suffixes(DELETED_SUFFIX, "")
+            raise
         self.segments = self.segments.without([old]).with_segment(segment)
         self.delete_segment_files([old])
         return segment
@@ -448,7 +459,7 @@ class LocalLog:
         self._held = LogOffsetMetadata(target_offset, last.base_offset, position)
         self.writer.publish(target_offset)
         try:
-            self._mark_deleted(deleted)
+            self._mark_all_deleted(deleted)
             self.remove_and_delete_segments(deleted)
             last.truncate_to(target_offset)
         finally:
@@ -463,13 +474,22 @@ class LocalLog:
         """
         deleted = list(self.segments)
         self.segments.active.detach()
-        self._mark_deleted(deleted)
+        self._mark_all_deleted(deleted)
         self.segments = Segments([self.new_segment(new_offset)])
         self.delete_segment_files(deleted)
         self.writer.publish(new_offset)
         return deleted
 
-    def _mark_deleted(self, segments: list[LogSegment]) -> None:
+    def _mark_deleted(self, segment: LogSegment) -> None:
+        """Rename a segment's files to ``.deleted``; if that fails, all of them or none are."""
+        try:
+            segment.change_file_suffixes("", DELETED_SUFFIX)
+        except BaseException as error:
+            if segment.has_suffix(DELETED_SUFFIX):  # Some of them are, and cannot be undone.
+                self.poison.cause = self.poison.cause or error
+            raise
+
+    def _mark_all_deleted(self, segments: list[LogSegment]) -> None:
         """
         Rename segments' files to ``.deleted``, the last segment first, each durably.
 
@@ -479,7 +499,7 @@ class LocalLog:
         for segment in reversed(segments):
             if not segment.has_suffix(DELETED_SUFFIX):
                 segment.detach()
-                segment.change_file_suffixes("", DELETED_SUFFIX)
+                self._mark_deleted(segment)
                 self._files.fsync_directory(self.directory)
 
     def remove_and_delete_segments(

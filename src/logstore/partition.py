@@ -28,7 +28,7 @@ from logstore.errors import (
     StorageError,
 )
 from logstore.file_records import LogOffsetMetadata
-from logstore.flushing import GroupCommit
+from logstore.flushing import GroupCommit, Poison
 from logstore.local_log import LocalLog
 from logstore.record_places import RecordPlaces
 from logstore.scheduler import weakly
@@ -123,6 +123,7 @@ class Partition(NativeLog):
         self._directory = directory
         self._local_log = local_log
         self._writer: Writer = local_log.writer
+        self._poison: Poison = local_log.poison
         self._files = files
         self._clock = clock
         self._scheduler = scheduler
@@ -149,7 +150,7 @@ class Partition(NativeLog):
             log_end=self._log_end_offset_metadata,
         )
         self._group_commit = GroupCommit(
-            self._flush_below, lambda: self._watermarks.recovery_point, directory
+            self._flush_below, lambda: self._watermarks.recovery_point, local_log.poison
         )
         self.leader_epochs: Final = leader_epochs
         self.producer_state: Final = producer_state
@@ -333,7 +334,7 @@ class Partition(NativeLog):
             ClosedError: The log was closed.
             ForkedError: This process is a child of the one that opened the log.
             ReadOnlyError: The log was opened with mode "r".
-            PoisonedError: An fsync failed.
+            PoisonedError: An fsync, or a truncation halfway, failed.
         """
         return Changing(self)
 
@@ -355,7 +356,7 @@ class Partition(NativeLog):
                 f'{self._directory} was opened with mode "r"; open it with mode "a" to change it',
                 path=self._directory,
             )
-        self._group_commit.check()
+        self._poison.check()
 
     @property
     def truncations(self) -> int:
@@ -427,7 +428,7 @@ class Partition(NativeLog):
         segment = self._local_log.active_segment
         fast = (
             not self._is_closed
-            and self._group_commit.poison is None
+            and self._poison.cause is None
             and self._watermarks.mode == "log_end"
             and not self._listeners
             and config.flush_messages == FLUSH_MESSAGES_NEVER

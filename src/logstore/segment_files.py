@@ -383,18 +383,40 @@ class SegmentFiles:
         self._files.unlink(path, missing_ok=True)
 
     def change_file_suffixes(self, old_suffix: str, new_suffix: str) -> None:
-        """Rename the four files: log, offset index, time index, transaction index."""
+        """
+        Rename the four files: log, offset index, time index, transaction index.
+
+        Raises:
+            StorageError: They have their old names again; if that failed, too, :meth:`has_suffix`
+                denies the old suffix.
+        """
         assert self._file_suffix == old_suffix
-        path = self.log_path
-        # Index objects are made when they are first needed: now, while they have the old names.
-        offset_index, time_index, txn_index = self.offset_index, self.time_index, self.txn_index
+        self._make_indexes()  # While the files have the old names.
         self._file_suffix = new_suffix
-        self._files.rename(path, self.log_path)
-        if self._handle is not None:
-            self._handle.path = self.log_path
-        offset_index.rename(self._path(INDEX_SUFFIX))
-        time_index.rename(self._path(TIME_INDEX_SUFFIX))
-        txn_index.rename(self._path(TXN_INDEX_SUFFIX))
+        renamed: list[str] = []
+        try:
+            for suffix in SEGMENT_SUFFIXES:
+                self._rename(suffix, old_suffix, new_suffix)
+                renamed.append(suffix)
+        except BaseException:
+            for suffix in reversed(renamed):
+                self._rename(suffix, new_suffix, old_suffix)
+            self._file_suffix = old_suffix
+            raise
+
+    def _rename(self, suffix: str, old_suffix: str, new_suffix: str) -> None:
+        plain = os.path.join(self._directory, segment_file_name(self.base_offset, suffix))
+        if suffix == LOG_SUFFIX:
+            self._files.rename(plain + old_suffix, plain + new_suffix)
+            if self._handle is not None:
+                self._handle.path = plain + new_suffix
+            return
+        indexes: dict[str, OffsetIndex | TimeIndex | TransactionIndex] = {
+            INDEX_SUFFIX: self.offset_index,
+            TIME_INDEX_SUFFIX: self.time_index,
+            TXN_INDEX_SUFFIX: self.txn_index,
+        }
+        indexes[suffix].rename(plain + new_suffix)
 
     def update_directory(self, directory: str) -> None:
         """Learn that the directory was renamed."""
