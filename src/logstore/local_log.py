@@ -9,6 +9,7 @@ Source: Kafka ``LocalLog`` and ``LogSegments``; spec 5.1, 5.6, 5.8, 5.12.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -444,8 +445,14 @@ class LocalLog:
         """
         Remove every batch that has an offset >= ``target_offset``; the log ends there.
 
+        What stays of the last segment is copied first: without space for it nothing changes.
+
         Returns:
             The segments that went as a whole.
+
+        Raises:
+            StorageError: The log is as before; or it is poisoned, and readers see what lies below
+                the target.
 
         Source: Kafka ``LocalLog.truncateTo``; spec 5.12.
         """
@@ -455,29 +462,41 @@ class LocalLog:
         assert last is not None
         found = last.translate_offset(target_offset)
         position = last.size_bytes if found is None else found.position
+        kept = last.prepare_truncation(target_offset)
+        log_end_offset = self.log_end_offset
         # No reader may see anything beyond the new end while files change.
         self._held = LogOffsetMetadata(target_offset, last.base_offset, position)
         self.writer.publish(target_offset)
         try:
             self._mark_all_deleted(deleted)
-            self.remove_and_delete_segments(deleted)
-            last.truncate_to(target_offset)
-        finally:
-            self._held = None
+            with self.poison.if_it_fails():
+                self.remove_and_delete_segments(deleted)
+                last.truncate_to(target_offset, kept=kept)
+        except BaseException:
+            last.forget_truncation(kept)
+            if self.poison.cause is None:
+                self.writer.publish(log_end_offset)
+                self._held = None
+            raise
+        self._held = None
         return deleted
 
     def truncate_fully_and_start_at(self, new_offset: int) -> list[LogSegment]:
         """
         Remove everything and begin at ``new_offset``.
 
+        Raises:
+            StorageError: The log is as before; or it is poisoned.
+
         Source: Kafka ``LocalLog.truncateFullyAndStartAt``.
         """
         deleted = list(self.segments)
         self.segments.active.detach()
         self._mark_all_deleted(deleted)
-        self.segments = Segments([self.new_segment(new_offset)])
-        self.delete_segment_files(deleted)
-        self.writer.publish(new_offset)
+        with self.poison.if_it_fails():
+            self.segments = Segments([self.new_segment(new_offset)])
+            self.delete_segment_files(deleted)
+            self.writer.publish(new_offset)
         return deleted
 
     def _mark_deleted(self, segment: LogSegment) -> None:
@@ -495,12 +514,19 @@ class LocalLog:
 
         Renames that are not synced may survive a power loss in any order: the log would be left
         with a hole, or without its beginning.
+
+        Raises:
+            StorageError: Nothing is renamed, or the log is poisoned.
         """
+        is_changed = False
         for segment in reversed(segments):
             if not segment.has_suffix(DELETED_SUFFIX):
                 segment.detach()
-                self._mark_deleted(segment)
-                self._files.fsync_directory(self.directory)
+                with self.poison.if_it_fails() if is_changed else contextlib.nullcontext():
+                    self._mark_deleted(segment)
+                is_changed = True
+                with self.poison.if_it_fails():
+                    self._files.fsync_directory(self.directory)
 
     def remove_and_delete_segments(
         self, segments: list[LogSegment], *, asynchronous: bool = True

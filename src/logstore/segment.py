@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import CorruptRecordError, SegmentOffsetOverflowError
-from logstore.files import REAL_FILES, Files
+from logstore.files import REAL_FILES, FileHandle, Files
 from logstore.index import TimestampOffset
 from logstore.recovery import StepBuffer, recover_segment
 from logstore.segment_files import (
@@ -364,7 +364,29 @@ class LogSegment(ReadableSegment):
         self._rolling_based_timestamp = None
         return cut_bytes
 
-    def truncate_to(self, offset: int, *, in_place: bool = False) -> int:
+    def prepare_truncation(self, offset: int) -> FileHandle | None:
+        """
+        Copy what :meth:`truncate_to` will keep of the ``.log`` file, changing nothing yet.
+
+        Returns:
+            The copy, to be given to :meth:`truncate_to` or :meth:`forget_truncation`; None if
+            nothing is cut, or if it can be cut in place and has to be, for want of space.
+
+        Raises:
+            StorageError: Nothing was changed.
+
+        Source: DESIGN.md D6.
+        """
+        found = self.translate_offset(offset)
+        return None if found is None else self._kept_prefix(found.position)
+
+    def forget_truncation(self, kept: FileHandle | None) -> None:
+        """Delete a copy that :meth:`prepare_truncation` has made and nothing came of."""
+        self._discard(kept)
+
+    def truncate_to(
+        self, offset: int, *, in_place: bool = False, kept: FileHandle | None = None
+    ) -> int:
         """
         Remove every batch that has an offset >= ``offset`` and return the number of bytes cut.
 
@@ -374,6 +396,7 @@ class LogSegment(ReadableSegment):
         Args:
             offset: The first offset that must not stay.
             in_place: Nobody can hold bytes of this file: nothing of it was published.
+            kept: What :meth:`prepare_truncation` has made.
 
         Source: Kafka ``LogSegment.truncateTo``; spec 4.8, DESIGN.md D6.
         """
@@ -384,7 +407,10 @@ class LogSegment(ReadableSegment):
         cut_bytes = 0
         if found is not None:
             cut_bytes = self._size_bytes - found.position
-            self._cut(found.position, in_place=in_place)
+            if kept is None:
+                self._cut(found.position, in_place=in_place)
+            else:
+                self._put_in_place(kept)
             self._size_bytes = found.position
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)

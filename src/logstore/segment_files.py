@@ -16,12 +16,13 @@ Source: Kafka ``LogFileUtils``, ``LazyIndex``, ``FileRecords``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from logstore.errors import ClosedError, DiskFullError
+from logstore.errors import ClosedError, DiskFullError, StorageError
 from logstore.file_views import FileViews
 from logstore.files import FileHandle, Files
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
@@ -298,49 +299,70 @@ class SegmentFiles:
 
     def _cut(self, size_bytes: int, *, in_place: bool) -> None:
         """
-        Make the file end at ``size_bytes``.
+        Make the file end at ``size_bytes``, durably.
 
         Unless in place, the kept prefix becomes a new file under the old name: bytes that were
         published never vanish under a reader. A file with a second name is never cut in place.
         """
+        with self.handle.lease() as fd:
+            is_to_copy = not in_place or self._files.link_count(fd) > 1
+        kept = self._kept_prefix(size_bytes) if is_to_copy else None
+        if kept is not None:
+            self._put_in_place(kept)
+            return
+        with self.handle.lease() as fd:
+            self._files.ftruncate(fd, size_bytes)
+            self._files.fdatasync(fd)
+
+    def _kept_prefix(self, size_bytes: int) -> FileHandle | None:
+        """
+        Copy the first bytes to a file of their own, durably but for its name.
+
+        Returns:
+            The copy, for :meth:`_put_in_place`; None if there is no space for it, and the file may
+            be cut in place because nobody reads from it.
+
+        Raises:
+            DiskFullError: There is no space, and somebody does.
+        """
         old = self.handle
+        path = self.log_path + TRUNCATED_SUFFIX
         with old.lease() as fd:
-            if in_place and self._files.link_count(fd) == 1:
-                self._files.ftruncate(fd, size_bytes)
-                self._files.fdatasync(fd)
-                return
+            kept: FileHandle | None = None
             try:
-                new = self._kept_prefix(fd, size_bytes)
-            except DiskFullError:
-                # Nobody reads from this file: no range and no read under way but this one.
+                kept = FileHandle(self._files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+                with kept.lease() as kept_fd:
+                    self._files.copy_range(fd, 0, kept_fd, 0, size_bytes)
+                    self._files.fdatasync(kept_fd)
+            except BaseException as error:
+                self._discard(kept)
+                if not isinstance(error, DiskFullError):
+                    raise
+                # No range of the file, and no read under way but this one.
                 if old.lease_count > 1 or sys.getrefcount(old) > REFERENCES_OF_AN_UNREAD_FILE:
                     raise
                 if self.views.is_viewed or self._files.link_count(fd) > 1:
                     raise
-                self._files.ftruncate(fd, size_bytes)
-                self._files.fdatasync(fd)
-                return
+                return None
+        return kept
+
+    def _put_in_place(self, kept: FileHandle) -> None:
+        """Give a copy of the file's beginning the file's name, durably."""
+        path = self.log_path
+        self._files.rename(kept.path, path)
+        kept.path = path
         with self._guard:
-            self._handle = new  # Ranges read before keep the old file.
+            self._handle = kept  # Ranges read before keep the old file.
             self._views = None
         self._files.fsync_directory(self._directory)
 
-    def _kept_prefix(self, fd: int, size_bytes: int) -> FileHandle:
-        """Put a copy of the first bytes in the place of the file, durably but for its name."""
-        path = self.log_path
-        kept = path + TRUNCATED_SUFFIX
-        new = FileHandle(self._files, kept, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        try:
-            with new.lease() as kept_fd:
-                self._files.copy_range(fd, 0, kept_fd, 0, size_bytes)
-                self._files.fdatasync(kept_fd)
-            self._files.rename(kept, path)
-        except BaseException:
-            new.close()
-            self._files.unlink(kept, missing_ok=True)
-            raise
-        new.path = path
-        return new
+    def _discard(self, kept: FileHandle | None) -> None:
+        """Delete a copy that did not get into place, as far as possible: a load does so, too."""
+        if kept is not None and kept is not self._handle:
+            with contextlib.suppress(StorageError):
+                kept.close()
+            with contextlib.suppress(StorageError):
+                self._files.unlink(kept.path, missing_ok=True)
 
     # -- close, delete, rename ---------------------------------------------------------------------
 

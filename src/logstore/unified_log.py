@@ -319,6 +319,10 @@ class UnifiedLog(AppendingPartition):
         **Durability**: durable on return. A crash in between leaves the log as before or shorter,
         and recovers it from a recovery point that was lowered first.
 
+        Raises:
+            StorageError: The log is as before; or, if files have changed already, it takes no
+                changes until it is opened again, and readers see what lies below the target.
+
         Source: Kafka ``UnifiedLog.truncateTo``; spec 5.12.
         """
         if target_offset < 0:
@@ -334,11 +338,16 @@ class UnifiedLog(AppendingPartition):
                 return True
             with self._truncating():
                 self._lower_recovery_point(target_offset)
-                deleted = self._local_log.truncate_to(target_offset)
-                self._delete_producer_snapshots(deleted)
-                self.leader_epochs.truncate_from_end(target_offset)
-                self._watermarks.truncated(min(target_offset, self.log_start_offset))
-                self._finish_truncation()
+                try:
+                    deleted = self._local_log.truncate_to(target_offset)
+                finally:  # Also if that failed: what is above the log end must not be served.
+                    self._watermarks.truncated(
+                        min(self._local_log.log_end_offset, self.log_start_offset)
+                    )
+                with self._poison.if_it_fails():
+                    self._delete_producer_snapshots(deleted)
+                    self.leader_epochs.truncate_from_end(target_offset)
+                    self._finish_truncation()
             return True
 
     def truncate_fully_and_start_at(
@@ -353,6 +362,10 @@ class UnifiedLog(AppendingPartition):
 
         **Durability**: durable on return.
 
+        Raises:
+            StorageError: The log is as before; or, if files have changed already, it takes no
+                changes until it is opened again.
+
         Source: Kafka ``truncateFullyAndStartAt``; spec 5.12.
         """
         if new_offset < 0:
@@ -366,10 +379,13 @@ class UnifiedLog(AppendingPartition):
         with self._truncating():
             self._lower_recovery_point(min(new_offset, self.log_start_offset))
             self._local_log.truncate_fully_and_start_at(new_offset)
-            self.leader_epochs.clear_and_flush()
-            self.producer_state.truncate_fully_and_start_at(new_offset)
-            self._watermarks.restart(new_offset if log_start_offset is None else log_start_offset)
-            self._finish_truncation()
+            with self._poison.if_it_fails():
+                self._watermarks.restart(
+                    new_offset if log_start_offset is None else log_start_offset
+                )
+                self.leader_epochs.clear_and_flush()
+                self.producer_state.truncate_fully_and_start_at(new_offset)
+                self._finish_truncation()
 
     @contextlib.contextmanager
     def _truncating(self) -> Iterator[None]:

@@ -191,3 +191,86 @@ def test_full_disk(session):
     assert acknowledged == there[71:]
     expected = workload.batches_of(log)
     assert expected == reopened(session)
+
+
+TRUNCATIONS = {
+    "within a segment": (lambda log: log.truncate_to(67), 65),
+    "over segments": (lambda log: log.truncate_to(25), 25),
+    "at a segment": (lambda log: log.truncate_to(log.segments[2].base_offset), 0),
+    "below the log": (lambda log: log.truncate_to(5), 0),
+    "fully": (lambda log: log.truncate_fully_and_start_at(500), 0),
+    "fully, lower": (lambda log: log.truncate_fully_and_start_at(15), 0),
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A directory in memory if there is one."""
+    holder, path = workload.directory_for_crashes(tmp_path_factory)
+    yield path
+    if holder is not None:
+        holder.cleanup()
+
+
+def to_truncate(path):
+    """Return a session with a log of several segments, partly flushed."""
+    session = workload.Session(os.fspath(path), FailingFiles())
+    log = session.open()
+    log.truncate_fully_and_start_at(10)
+    for first in range(10, 70, 5):
+        log.extend([b"%d" % number for number in range(first, first + 5)])
+        if first % 3 == 1:
+            log.roll()
+    log.append(b"70")
+    log.flush(50)
+    return session
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("name", TRUNCATIONS)
+def test_truncation(directory, name, code, persistent):
+    """Whichever call fails: the log is as before, or takes no changes and serves nothing wrong."""
+    truncate, kept = TRUNCATIONS[name]
+    session = to_truncate(directory / f"{name}-{code}-{persistent}-0")
+    calls = session.files.calls()
+    truncate(session.log)
+    calls = session.files.calls() - calls
+    session.drop()
+    unchanged = poisoned = 0
+    for at in range(1, calls + 1, 1 if workload.IS_NIGHTLY else 3):
+        session = to_truncate(directory / f"{name}-{code}-{persistent}-{at}")
+        log = session.log
+        before = workload.state_of(log)
+        values = [record.value for record in log.read()]
+        session.files.fail(None, code, at=at, persistent=persistent)
+        try:
+            truncate(log)
+        except StorageError:
+            session.files.clear()
+        else:
+            session.files.clear()  # On a full disk it is cut in place: nobody reads.
+            assert list(log.check()) == []
+            session.drop()
+            continue
+        there = [record.value for record in log.read()]
+        assert values[: len(there)] == there
+        assert kept - 10 <= len(there)
+        try:
+            assert log.log_end_offset == log.append(b"after")
+        except PoisonedError:
+            poisoned += 1
+            for act in (log.flush, log.roll, lambda log=log: truncate(log)):
+                with pytest.raises(PoisonedError):
+                    act()
+            found = reopened(session)
+            assert list(before.batches[: len(found)]) == list(found)
+            assert all(each in found for each in before.batches if each.last_offset < kept)
+        else:
+            unchanged += 1
+            assert values == there
+            truncate(log)
+            assert list(log.check()) == []
+        session.drop()
+    assert unchanged > 0
+    assert poisoned > 0
