@@ -13,6 +13,7 @@ Source: Kafka ``AbstractIndex``, ``LazyIndex``; spec 3.1.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import struct
@@ -388,13 +389,23 @@ class IndexFile:
             self._set_entry_count(0)
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every entry whose offset is >= ``offset``; the file keeps its size."""
+        """
+        Remove every entry whose offset is >= ``offset``; the file keeps its size.
+
+        Zeros take the place of what is removed, if that can be written: whoever finds the file
+        after a crash takes what is there for entries. A reader that still searches the old ones
+        finds the segment's beginning, which is a right answer, too.
+        """
         with self._lock:
             view = self._current_view()
             relative_offset = min(offset - self.base_offset - 1, UINT32_MAX)
             slot = -1 if relative_offset < 0 else self._slot_of_offset(view, relative_offset)
-            if slot + 1 < self._entry_count:
+            removed_count = self._entry_count - (slot + 1)
+            if removed_count > 0:
                 self._set_entry_count(slot + 1)
+                zeros = bytes(removed_count * self.ENTRY_BYTES)
+                with contextlib.suppress(StorageError), self.handle.lease() as fd:
+                    self._files.pwrite(fd, zeros, (slot + 1) * self.ENTRY_BYTES)
 
     def _slot_of_offset(self, view: View, relative_offset: int) -> int:
         """Return the slot of the last entry with an offset at or below this one, or -1."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import crash_workload as workload
 import pytest
 
 from logstore.segment import SEGMENT_SUFFIXES, segment_file_name
 from logstore.simulated_files import FailingFiles
+from logstore.verification import verify_partition
 
 
 @pytest.fixture
@@ -54,3 +56,21 @@ def test_flushed_segment_is_not_flushed_again(session):
     before = files.calls("fdatasync")
     sealed.flush()
     assert before < files.calls("fdatasync")
+
+
+def test_verify_after_truncation_and_crash(session):
+    """Entries that a truncation removed from an active index are not in its file any more."""
+    log = session.log
+    log.truncate_to(log.segments[1].base_offset)
+    log.extend([b"%d" % number for number in range(8)])
+    for number in range(8):
+        log.append(b"single-%d" % number)
+    log.active_segment.take_index_entries()
+    assert log.active_segment.offset_index.entry_count > 3
+    log.truncate_to(log.active_segment.base_offset + 10)
+    log.flush()
+    session.drop()
+    try:
+        assert [] == [str(damage) for damage in verify_partition(Path(session.path))]
+    finally:
+        session.open()
