@@ -193,16 +193,6 @@ def test_full_disk(session):
     assert expected == reopened(session)
 
 
-TRUNCATIONS = {
-    "within a segment": (lambda log: log.truncate_to(67), 65),
-    "over segments": (lambda log: log.truncate_to(25), 25),
-    "at a segment": (lambda log: log.truncate_to(log.segments[2].base_offset), 0),
-    "below the log": (lambda log: log.truncate_to(5), 0),
-    "fully": (lambda log: log.truncate_fully_and_start_at(500), 0),
-    "fully, lower": (lambda log: log.truncate_fully_and_start_at(15), 0),
-}
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """A directory in memory if there is one."""
@@ -212,34 +202,22 @@ def directory(tmp_path_factory):
         holder.cleanup()
 
 
-def to_truncate(path):
-    """Return a session with a log of several segments, partly flushed."""
-    session = workload.Session(os.fspath(path), FailingFiles())
-    log = session.open()
-    log.truncate_fully_and_start_at(10)
-    for first in range(10, 70, 5):
-        log.extend([b"%d" % number for number in range(first, first + 5)])
-        if first % 3 == 1:
-            log.roll()
-    log.append(b"70")
-    log.flush(50)
-    return session
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("name", TRUNCATIONS)
+@pytest.mark.parametrize("name", workload.TRUNCATIONS)
 def test_truncation(directory, name, code, persistent):
     """Whichever call fails: the log is as before, or takes no changes and serves nothing wrong."""
-    truncate, kept = TRUNCATIONS[name]
-    session = to_truncate(directory / f"{name}-{code}-{persistent}-0")
+    truncate, kept = workload.TRUNCATIONS[name]
+    session = workload.to_truncate(directory / f"{name}-{code}-{persistent}-0", FailingFiles())
     calls = session.files.calls()
     truncate(session.log)
     calls = session.files.calls() - calls
     session.drop()
     unchanged = poisoned = 0
     for at in range(1, calls + 1, 1 if workload.IS_NIGHTLY else 3):
-        session = to_truncate(directory / f"{name}-{code}-{persistent}-{at}")
+        session = workload.to_truncate(
+            directory / f"{name}-{code}-{persistent}-{at}", FailingFiles()
+        )
         log = session.log
         before = workload.state_of(log)
         values = [record.value for record in log.read()]

@@ -120,3 +120,36 @@ def test_power_loss_during_recovery(directory, states, operations):
                 error.add_note(f"crash in operation {crash_at}, step {done}, then in {again_at}")
                 raise
             shutil.rmtree(directory / name)
+
+
+@pytest.mark.parametrize("name", workload.TRUNCATIONS)
+def test_power_loss_during_truncation(directory, name):
+    """The log is as before or shorter, and what is below the target and flushed is there."""
+    truncate, kept = workload.TRUNCATIONS[name]
+    path = directory / f"truncated {name}"
+    path.mkdir()
+    files = SimulatedFiles()
+    session = workload.to_truncate(path / "count-0", files)
+    begun = files.operation_count
+    truncate(session.log)
+    operations = files.operation_count - begun
+    session.drop()
+    for seed in range(SEEDS):
+        for crash_in in range(1 + seed % 3, operations + 1, 1 if workload.IS_NIGHTLY else 3):
+            files = SimulatedFiles(seed * 10_000 + crash_in)
+            session = workload.to_truncate(path / f"{seed}-{crash_in}", files)
+            before = workload.state_of(session.log)
+            files.crash_in(crash_in)
+            with contextlib.suppress(SimulatedCrashError):
+                truncate(session.log)
+            files.crash()
+            session.drop()
+            recovered = workload.Session(session.path, clock=session.clock)
+            log = recovered.open()
+            found = workload.batches_of(log)
+            below = min(kept, before.durable_offset)
+            assert before.batches[: len(found)] == found
+            assert all(each in found for each in before.batches if each.last_offset < below)
+            assert list(log.check()) == []
+            assert log.append(b"on") == log.log_end_offset - 1
+            recovered.drop()

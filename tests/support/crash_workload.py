@@ -443,3 +443,30 @@ def check_life(session: Session, *, power_loss: bool = True) -> State:
 def bases_of(log) -> list[int]:
     """Return the base offsets of the segments."""
     return [segment.base_offset for segment in log.segments]
+
+
+# ---- truncations ---------------------------------------------------------------------------------
+
+# What to do to the log of `to_truncate`, and the offset below which everything stays.
+TRUNCATIONS = {
+    "within a segment": (lambda log: log.truncate_to(67), 65),
+    "over segments": (lambda log: log.truncate_to(25), 25),
+    "at a segment": (lambda log: log.truncate_to(log.segments[2].base_offset), 0),
+    "below the log": (lambda log: log.truncate_to(5), 0),
+    "fully": (lambda log: log.truncate_fully_and_start_at(500), 0),
+    "fully, lower": (lambda log: log.truncate_fully_and_start_at(15), 0),
+}
+
+
+def to_truncate(path, files):
+    """Return a session with a log of several segments, partly flushed."""
+    session = Session(os.fspath(path), files)
+    log = session.open()
+    log.truncate_fully_and_start_at(10)
+    for first in range(10, 70, 5):
+        log.extend([b"%d" % number for number in range(first, first + 5)])
+        if first % 3 == 1:
+            log.roll()
+    log.append(b"70")
+    log.flush(50)
+    return session
