@@ -214,7 +214,7 @@ def test_truncation(directory, name, code, persistent):
     calls = session.files.calls() - calls
     session.drop()
     unchanged = poisoned = 0
-    for at in range(1, calls + 1, 1 if workload.IS_NIGHTLY else 3):
+    for at in range(1, calls + 1, 1 if IS_NIGHTLY else 3):
         session = workload.to_truncate(
             directory / f"{name}-{code}-{persistent}-{at}", FailingFiles()
         )

@@ -135,7 +135,7 @@ def test_power_loss_during_truncation(directory, name):
     operations = files.operation_count - begun
     session.drop()
     for seed in range(SEEDS):
-        for crash_in in range(1 + seed % 3, operations + 1, 1 if workload.IS_NIGHTLY else 3):
+        for crash_in in range(1 + seed % 3, operations + 1, 1 if IS_NIGHTLY else 3):
             files = SimulatedFiles(seed * 10_000 + crash_in)
             session = workload.to_truncate(path / f"{seed}-{crash_in}", files)
             before = workload.state_of(session.log)
