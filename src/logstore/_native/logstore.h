@@ -688,6 +688,8 @@ int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait);
  */
 uintptr_t ls_writer_published(ls_writer *writer);
 int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset);
+/* Publish to a page of live offsets, too; 0: no more. It must stay mapped. */
+int64_t ls_writer_set_live(ls_writer *writer, uintptr_t live);
 /* The int64 at `address`, with acquire ordering. */
 int64_t ls_load(uintptr_t address);
 
@@ -719,6 +721,74 @@ int64_t ls_writer_append_ready(ls_writer *writer, uintptr_t bytes, int64_t size,
 int64_t ls_writer_append_columns(ls_writer *writer, const struct ls_columns *columns, int64_t first,
                                  int64_t count, int64_t now, int32_t flags, bool may_wait,
                                  struct ls_appended *appended);
+
+/* ---- live offsets (ls_live.c): a page shared with readers in other processes ---------------- */
+/*
+ * `live` is the address of LS_LIVE_BYTES of a mapped file, all zeros at first; format: live_offsets.py.
+ * Its one writer changes it, under the log's lock but for the log end; any thread of any process reads it.
+ */
+enum {
+    LS_LIVE_BYTES = 4096,
+    LS_LIVE_HEADER_BYTES = 128,
+    LS_LIVE_END_AT = 128,    /* int64, the log end offset: ls_load reads it */
+    LS_LIVE_CHANGE_AT = 192, /* int64, moves with everything but the log end; odd meanwhile */
+    LS_LIVE_TRUNCATIONS = 64,
+    LS_LIVE_WAIT_MAX = 128
+};
+
+struct ls_live_offsets {
+    int64_t change_count;
+    int64_t writer_epoch;
+    int64_t is_open; /* 0: the writer has closed the log */
+    int64_t log_end_offset;
+    int64_t active_base_offset;
+    int64_t size_bytes; /* of the active segment; everything below the log end lies within it */
+    int64_t offset_entry_count;
+    int64_t time_entry_count;
+    int64_t log_start_offset;
+    int64_t high_watermark;        /* -1: the log end */
+    int64_t first_unstable_offset; /* -1: none */
+    int64_t recovery_point;
+    int64_t truncation_count; /* two a truncation: odd while one is under way */
+};
+
+/* The writer: take the page over, with `header` of LS_LIVE_HEADER_BYTES; leave it; say what moved. */
+void ls_live_open(uintptr_t live, const uint8_t *header, const struct ls_live_offsets *offsets);
+void ls_live_close(uintptr_t live);
+/* Log start, high watermark, first unstable offset, recovery point. */
+void ls_live_set_marks(uintptr_t live, const struct ls_live_offsets *offsets);
+/* Another segment is active, without entries in its indexes, and its size. */
+void ls_live_place(uintptr_t live, int64_t active_base_offset, int64_t size_bytes);
+/* Before files change, and after. */
+void ls_live_truncating(uintptr_t live, int64_t target_offset);
+void ls_live_truncated(uintptr_t live);
+
+/* Readers: all offsets of one moment. -EAGAIN: a change is under way, or its writer was killed in it. */
+int64_t ls_live_load(uintptr_t live, struct ls_live_offsets *offsets);
+/* The change count, after everything that was read before. */
+int64_t ls_live_change(uintptr_t live);
+/* The lowest offset that was truncated to since that truncation count; INT64_MAX: none; -1: not known. */
+int64_t ls_live_truncated_to(uintptr_t live, int64_t since);
+
+/*
+ * Sleeping: prepare, look whether there is something new, and if not wait with the word. Every move
+ * wakes, a poke too. wait: 0 woken, -EAGAIN it moved meanwhile, -ETIMEDOUT, -EINTR, -ENOSYS. wait_any
+ * on several pages: the same, or the index of one that woke.
+ */
+uint32_t ls_live_prepare(uintptr_t live);
+int64_t ls_live_wait(uintptr_t live, uint32_t word, int64_t timeout_ns);
+int64_t ls_live_wait_any(const uintptr_t *lives, const uint32_t *words, int32_t count,
+                         int64_t timeout_ns);
+void ls_live_poke(uintptr_t live);
+/* 1 once the end or the change count differs, 0 after timeout_ns; never sleeps. */
+int64_t ls_live_spin(uintptr_t live, int64_t end, int64_t change_count, int64_t timeout_ns);
+
+/* Byte locks of the open file: they end with their holder, however it ends. */
+enum { LS_LIVE_WRITER_SLOT = 0, LS_LIVE_READERS_SLOT = 1 };
+/* Exclusive for the writer, shared for readers. -EAGAIN: it is taken. */
+int64_t ls_live_lock(int32_t fd, int32_t slot);
+/* 1 if another open file has it; a read-only fd will do. */
+int64_t ls_live_is_locked(int32_t fd, int32_t slot);
 
 /* ---- Python objects (ls_py_*.c) ------------------------------------------------------------- */
 /* Why a block of records ended. From LS_BLOCK_LEGACY on, Python handles the batch at next_position. */

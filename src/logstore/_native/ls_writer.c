@@ -97,11 +97,18 @@ void ls_writer_show(ls_writer *writer, bool publish) {
     if (publish) {
         atomic_store_explicit(&published[LS_PUBLISHED_END], progress->next_offset, order);
     }
+    struct ls_live *live = writer->live;
+    if (live == NULL) return;
+    atomic_store_explicit(&live->size_bytes, progress->size_bytes, order);
+    atomic_store_explicit(&live->offset_entry_count, progress->offset_entry_count, order);
+    atomic_store_explicit(&live->time_entry_count, progress->time_entry_count, order);
+    if (publish) ls_live_end(live, progress->next_offset);
 }
 
 int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset) {
     if (ls_writer_is_forked(writer)) return LS_E_FORKED;
     atomic_store_explicit(&writer->published[LS_PUBLISHED_END], next_offset, memory_order_release);
+    if (writer->live != NULL) ls_live_end(writer->live, next_offset);
     return 0;
 }
 
@@ -166,6 +173,14 @@ int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait) {
     if (result < 0) return result;
     writer->exclusive += change;
     assert(writer->exclusive >= 0);
+    pthread_mutex_unlock(&writer->lock);
+    return 0;
+}
+
+int64_t ls_writer_set_live(ls_writer *writer, uintptr_t live) {
+    int64_t result = lock_idle(writer);
+    if (result < 0) return result;
+    writer->live = (struct ls_live *)live;
     pthread_mutex_unlock(&writer->lock);
     return 0;
 }
@@ -249,7 +264,11 @@ int64_t ls_writer_attach(ls_writer *writer, const struct ls_segment *segment) {
     writer->preallocated_end = segment->size_bytes;
     writer->may_preallocate = writer->config.preallocate_bytes > 0;
     writer->is_attached = true;
+    struct ls_live *live = writer->live;
+    writer->live = NULL; /* Other processes have to see all of it at once. */
     ls_writer_show(writer, true);
+    writer->live = live;
+    if (live != NULL) ls_live_attach(live, segment->base_offset, writer->published);
     pthread_mutex_unlock(&writer->lock);
     return 0;
 }

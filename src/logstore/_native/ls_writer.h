@@ -15,6 +15,7 @@
 
 #include "ls_encode_inline.h"
 #include "ls_internal.h"
+#include "ls_live.h"
 
 enum {
     LS_PAGE = 4096,
@@ -43,6 +44,7 @@ enum {
 
 struct ls_writer {
     _Atomic int64_t published[LS_PUBLISHED_COUNT];
+    struct ls_live *live; /* the same for other processes, or NULL */
     ls_io *io;
     uintptr_t clock;
     int64_t process_id;

@@ -62,6 +62,9 @@ static inline void advance(ls_writer *writer, const struct one *one) {
     const memory_order order = memory_order_release;
     atomic_store_explicit(&writer->published[LS_PUBLISHED_SIZE], progress->size_bytes, order);
     atomic_store_explicit(&writer->published[LS_PUBLISHED_END], progress->next_offset, order);
+    if (writer->live != NULL) {
+        ls_live_advance(writer->live, progress->size_bytes, progress->next_offset);
+    }
 }
 
 /* With index entries, or room to allocate first, or after a write that failed or was short. */
