@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -141,6 +142,8 @@ class ThreadScheduler:
 
     def shutdown(self, wait: bool = True) -> None:
         """Drop every task; with ``wait``, return after a run under way has ended."""
+        if sys.is_finalizing():
+            return  # The thread ended where it was, perhaps with the lock.
         with self._changed:
             self._is_shut_down = True
             for _, _, task in self._queue:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -148,3 +150,19 @@ class TestManualScheduler:
         assert ["two"] == two.pending()
         assert ["two"] == scheduler.run_due()
         assert not task.is_cancelled
+
+
+def test_shutdown_while_the_interpreter_ends():
+    """A thread that ended with the lock is not waited for: a log dropped at exit closes."""
+    code = (
+        "import logstore.scheduler as s, logstore.clock as c\n"
+        "class Holder:\n"
+        "    def __del__(self):\n"
+        "        self.scheduler.shutdown(wait=False)\n"
+        "holder = Holder()\n"
+        "holder.scheduler = s.ThreadScheduler(c.SYSTEM_CLOCK)\n"
+        "import threading\n"
+        "holder.scheduler._changed = threading.Condition(threading.Lock())\n"
+        "holder.scheduler._changed.acquire()\n"  # As a thread has that is no more.
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
