@@ -307,6 +307,7 @@ class AppendingPartition(WatermarkedPartition):
         sealed = self._local_log.active_segment
         segment = self._local_log.roll(expected_next_offset)
         base_offset = segment.base_offset
+        self._show_active_segment()
         # The base offset may be above the log end: the snapshot belongs to the segment.
         self.producer_state.update_map_end_offset(base_offset)
         snapshot = self.producer_state.take_snapshot(sync=False)

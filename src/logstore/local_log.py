@@ -222,6 +222,17 @@ class LocalLog:
         """Bytes of all segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
+    def replace_segments(self, segments: Iterable[LogSegment]) -> None:
+        """See other segments, of a log that another process writes."""
+        self.segments = Segments(segments)
+        for segment in self.segments:
+            segment.on_open = self._note_open
+
+    def hold(self, log_end: LogOffsetMetadata) -> None:
+        """Set the log end and its place, of a log that another process writes."""
+        self._held = log_end
+        self.writer.publish(log_end.message_offset)
+
     def attach(self) -> LogSegment:
         """Attach the writer to the active segment, if it is not yet, and return the segment."""
         active = self.segments.active

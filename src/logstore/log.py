@@ -27,9 +27,11 @@ from logstore.extending import Extender
 from logstore.files import REAL_FILES, Files
 from logstore.given_records import Headers, header_pairs, milliseconds_of
 from logstore.leader_epoch import LeaderEpochCache
+from logstore.live_view import LiveView
 from logstore.loader import LogLoader
 from logstore.local_log import LocalLog
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
+from logstore.partition_state import PartitionState
 from logstore.producer_state import ProducerStateManager
 from logstore.reader import (
     Isolation,
@@ -212,30 +214,43 @@ class Log(UnifiedLog):
         clock: Clock = SYSTEM_CLOCK,
         scheduler: Scheduler | None = None,
         files: Files = REAL_FILES,
+        follow_writer: bool = False,
     ) -> Self:
         """
         Load a partition's directory for reading, and change nothing there.
 
         The log is what :meth:`create` would make of it, up to the end that it has now. Arguments
-        and errors are as there.
+        and errors are as there. With ``follow_writer`` what is known of the log outside its
+        segments is looked for here, and the log goes on with what another process writes.
         """
         path = os.fspath(directory)
         config = LogConfig.of(config)
         own_scheduler = None
         if scheduler is None:
             scheduler = own_scheduler = ThreadScheduler(clock)
-        loader = ViewLoader(
-            path,
-            config,
-            log_start_offset=log_start_offset,
-            recovery_point=recovery_point,
-            had_clean_shutdown=had_clean_shutdown,
-            files=files,
-            clock=clock,
-            scheduler=scheduler,
-            epochs_path=os.path.join(path, LEADER_EPOCH_FILE),
-        )
-        loaded = loader.load()
+        background = scheduler
+
+        def new_loader() -> ViewLoader:
+            state = PartitionState.for_reading(path, files=files) if follow_writer else None
+            return ViewLoader(
+                path,
+                config,
+                log_start_offset=log_start_offset if state is None else state.log_start_offset,
+                recovery_point=recovery_point if state is None else state.recovery_point,
+                had_clean_shutdown=(
+                    had_clean_shutdown if state is None else state.had_clean_shutdown
+                ),
+                files=files,
+                clock=clock,
+                scheduler=background,
+                epochs_path=os.path.join(path, LEADER_EPOCH_FILE),
+            )
+
+        loader = new_loader()
+        view = None
+        if follow_writer:
+            view = LiveView(path, config, new_loader, files=files, clock=clock)
+        loaded = loader.load() if view is None else view.load(loader)
         local_log = LocalLog(
             path,
             config,
@@ -257,13 +272,16 @@ class Log(UnifiedLog):
             clock=clock,
             scheduler=scheduler,
             own_scheduler=own_scheduler,
-            high_watermark="log_end",
+            high_watermark="log_end" if view is None else "replicas",
             partition_metadata=PartitionMetadataFile(
                 os.path.join(path, PARTITION_METADATA_FILE), files=files
             ),
             read_only=True,
         )
-        return log._begun()
+        log = log._begun()
+        if view is not None:
+            log.look_through(view)
+        return log
 
     # -- append ------------------------------------------------------------------------------------
     # ``append`` itself is in C: NativeLog.append. What it does not take on comes here.

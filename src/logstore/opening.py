@@ -83,8 +83,14 @@ def open_log(
     files: Files = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     scheduler: Scheduler | None = None,
+    live_offsets: bool | None = None,
 ) -> Log:
-    """Open a log as :func:`open` does, over files, a clock and a scheduler of the caller's."""
+    """
+    Open a log as :func:`open` does, over files, a clock and a scheduler of the caller's.
+
+    ``live_offsets`` says whether a writer shows other processes where it stands; None: on the
+    system's own files.
+    """
     directory = _directory_of(path)
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is not one of {', '.join(MODES)}")
@@ -125,6 +131,8 @@ def open_log(
         if state.recovery_point > log.recovery_point:
             # What it spoke of is gone. Nothing may come in its place before it says so.
             state.write_recovery_point(log.recovery_point)
+        if live_offsets or (live_offsets is None and files is REAL_FILES):
+            log.show_live_offsets(state.writer_epoch)
     _open_logs.add(log)
     return log
 
@@ -137,16 +145,8 @@ def _open_for_reading(
             f"there is no log in {directory}; check the path, or open it with mode 'a'",
             path=directory,
         )
-    state = PartitionState.for_reading(directory, files=files)
     return Log.view(
-        directory,
-        config,
-        log_start_offset=state.log_start_offset,
-        recovery_point=state.recovery_point,
-        had_clean_shutdown=state.had_clean_shutdown,
-        clock=clock,
-        scheduler=scheduler,
-        files=files,
+        directory, config, clock=clock, scheduler=scheduler, files=files, follow_writer=True
     )
 
 

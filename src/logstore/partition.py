@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from logstore._native import NativeLog, Writer
 from logstore.config import LogConfig
@@ -29,10 +29,12 @@ from logstore.errors import (
 )
 from logstore.file_records import LogOffsetMetadata
 from logstore.flushing import GroupCommit, Poison
+from logstore.live_offsets import LiveOffsets
 from logstore.local_log import LocalLog
 from logstore.record_places import RecordPlaces
 from logstore.scheduler import weakly
 from logstore.segment import LogSegment
+from logstore.truncations import Truncations
 from logstore.watermarks import Checkpoints, LogOffsets, Watermarks
 
 if TYPE_CHECKING:
@@ -53,6 +55,22 @@ PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
 
 ResultT = TypeVar("ResultT")
+
+
+class View(Protocol):
+    """What a log that is written by another process is seen through."""
+
+    def attach(self, log: Partition) -> None:
+        """Begin with a log."""
+        ...
+
+    def refresh(self) -> None:
+        """Bring the log to what can be read now."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is held for that."""
+        ...
 
 
 class Changing:
@@ -138,7 +156,9 @@ class Partition(NativeLog):
         self._is_read_only = read_only
         self._depth = 0  # Of nested changes, by the thread that holds the lock.
         self._pid = os.getpid()
-        self._truncations = 0
+        self._live: LiveOffsets | None = None  # What other processes see of this log.
+        self._view: View | None = None  # What this one sees of another process's.
+        self._truncations: Final = Truncations()
         self._last_flush_ms = clock.milliseconds()
         self._listeners: dict[object, Listener] = {}
         self._told: LogOffsets | None = None
@@ -282,26 +302,31 @@ class Partition(NativeLog):
     @property
     def offsets(self) -> LogOffsets:
         """The five offsets of one moment."""
+        self._look()
         return self._watermarks.snapshot()
 
     @property
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
+        self._look()
         return self._watermarks.log_start_offset
 
     @property
     def log_end_offset(self) -> int:
         """What the next record gets."""
+        self._look()
         return self._writer.log_end_offset
 
     @property
     def high_watermark(self) -> int:
         """Below it everything is replicated; see ``watermarks.py`` for the two modes."""
+        self._look()
         return self._watermarks.high_watermark
 
     @property
     def last_stable_offset(self) -> int:
         """Below it every transaction is decided."""
+        self._look()
         return self._watermarks.last_stable_offset
 
     @property
@@ -342,6 +367,12 @@ class Partition(NativeLog):
         """Raise ClosedError if the log was closed."""
         if self._is_closed:
             raise ClosedError(f"{self._directory} is closed; open the log again")
+        self._look()
+
+    def _look(self) -> None:
+        """Learn what the log's writer in another process has done, if that is who writes it."""
+        if self._view is not None:
+            self._view.refresh()
 
     def check_writable(self) -> None:
         """Raise if the log may not be changed: closed, forked, read-only or poisoned."""
@@ -361,12 +392,17 @@ class Partition(NativeLog):
     @property
     def truncations(self) -> int:
         """A number that changes when a truncation begins, and when it ends."""
-        return self._truncations
+        self._look()
+        return self._truncations.count
 
     def settled_truncations(self) -> int:
         """Return :attr:`truncations` after waiting for whoever changes the log now."""
         with self._lock:
-            return self._truncations
+            return self.truncations
+
+    def truncated_to(self, since: int) -> int | None:
+        """Return the lowest offset truncated to since :attr:`truncations` was that, else None."""
+        return self._truncations.lowest_since(since)
 
     def undisturbed(self, look: Callable[[], ResultT]) -> ResultT:
         """
@@ -376,7 +412,7 @@ class Partition(NativeLog):
             CorruptRecordError: There is damage.
         """
         while True:
-            truncations = self._truncations
+            truncations = self.truncations
             try:
                 return look()
             except CorruptRecordError:
@@ -395,6 +431,8 @@ class Partition(NativeLog):
     def record_places(self) -> RecordPlaces | None:
         """Return the places that C gets records from; None if something changes the log now."""
         places = self._places
+        if self._view is not None:
+            return None  # Its files are another process's: they are read, not mapped.
         if places is None and not self._is_forked() and self._lock.acquire(blocking=False):
             try:
                 places = self._places
@@ -405,6 +443,36 @@ class Partition(NativeLog):
             finally:
                 self._lock.release()
         return places
+
+    def show_live_offsets(self, writer_epoch: int) -> None:
+        """Let readers in other processes see from now on where the log stands."""
+        with self._lock:
+            active = self._local_log.active_segment
+            offsets = self.offsets
+            live = LiveOffsets.create(
+                self._directory,
+                writer=self._writer,
+                writer_epoch=writer_epoch,
+                active_base_offset=active.base_offset,
+                size_bytes=active.size_bytes,
+                log_end_offset=offsets.log_end_offset,
+                log_start_offset=offsets.log_start_offset,
+                recovery_point=offsets.recovery_point,
+                files=self._files,
+            )
+            self._live = self._truncations.live = live
+            self._watermarks.show_in(live)
+
+    def look_through(self, view: View) -> None:
+        """See from now on what another process writes."""
+        view.attach(self)
+        self._view = view
+
+    def _show_active_segment(self) -> None:
+        """Let other processes see which segment is active, after a roll or a truncation."""
+        if self._live is not None:
+            active = self._local_log.active_segment
+            self._live.place(active.base_offset, active.size_bytes)
 
     def _is_forked(self) -> bool:
         return self._writer.is_forked
@@ -592,7 +660,7 @@ class Partition(NativeLog):
         with self._lock:
             if self._is_closed:
                 return
-            truncations = self._truncations
+            truncations = self._truncations.count
             start = self._watermarks.recovery_point
             active = self._local_log.active_segment
             # From the segment that ends there: sealing it has changed its files after their flush.
@@ -609,7 +677,7 @@ class Partition(NativeLog):
             self._files.fsync_directory(self._directory)
         with self._lock:
             # A truncation in between may have put other bytes below the offset.
-            if truncations == self._truncations and recovery_point > self.recovery_point:
+            if truncations == self._truncations.count and recovery_point > self.recovery_point:
                 self._watermarks.set_recovery_point(recovery_point)
                 self._last_flush_ms = self._clock.milliseconds()
                 if self._checkpoints is not None:

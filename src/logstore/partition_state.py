@@ -46,7 +46,7 @@ from logstore.errors import (
     StorageError,
 )
 from logstore.files import REAL_FILES, Files
-from logstore.writer_lock import LOCK_FILE, WriterLock, has_writer, locked_error
+from logstore.writer_lock import LOCK_FILE, WriterLock, locked_error
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,12 @@ UNNAMED: Final = TopicPartition("log", 0)
 def is_log_directory(path: str, files: Files = REAL_FILES) -> bool:
     """Return whether a directory holds the state of the partitions in it, as a broker's does."""
     return any(files.exists(os.path.join(path, name)) for name in LOG_DIRECTORY_FILES)
+
+
+def state_path_of(log_path: str, files: Files = REAL_FILES) -> str:
+    """Return the directory that holds a log's state: its own, or the log directory it is in."""
+    parent = os.path.dirname(os.path.realpath(log_path))
+    return parent if is_log_directory(parent, files) else log_path
 
 
 class Offsets(Protocol):
@@ -353,26 +359,17 @@ class PartitionState:
             return cls(shared, topic_partition, is_alone=False, clock=clock)
 
     @classmethod
-    def for_reading(
-        cls, log_path: str, *, files: Files = REAL_FILES, beside_writer: bool = False
-    ) -> PartitionState:
+    def for_reading(cls, log_path: str, *, files: Files = REAL_FILES) -> PartitionState:
         """
-        Return what the last writer of a log left, without changing anything.
+        Return what the last writer of a log left, or is leaving, without changing anything.
 
         Args:
             log_path: The log's directory.
             files: The door to the file system.
-            beside_writer: Read what there is although somebody may be writing: for a tool that
-                shows files, not for one that serves records.
-
-        Raises:
-            LockedError: Somebody is writing, and ``beside_writer`` is not set.
         """
         parent, name = os.path.split(os.path.realpath(log_path))
         is_alone = not is_log_directory(parent, files)
         state_path = log_path if is_alone else parent
-        if not beside_writer and has_writer(state_path, files):
-            raise locked_error(os.path.join(state_path, LOCK_FILE), files)
         return cls(StateDirectory(state_path, files, None), _own_name(name), is_alone=is_alone)
 
     @property

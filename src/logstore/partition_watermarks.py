@@ -185,6 +185,8 @@ class WatermarkedPartition(Partition):
 
         Source: Kafka ``maybeIncrementFirstUnstableOffset``.
         """
+        if self._view is not None:
+            return  # Its writer knows.
         unstable = self.producer_state.first_unstable_offset
         start = self._watermarks.log_start_offset
         if unstable is not None and (

@@ -82,6 +82,10 @@ class ReadableLog(Protocol):
         """Return ``truncations`` after waiting for whoever changes the log now."""
         ...
 
+    def truncated_to(self, since: int) -> int | None:
+        """Return the lowest offset truncated to since ``truncations`` was that, else None."""
+        ...
+
     @property
     def readers(self) -> WeakSet[RecordIterator[Any]]:
         """Reads that have begun; each is told to discard what it holds when the log closes."""
@@ -350,8 +354,6 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
     # -- blocks ------------------------------------------------------------------------------------
 
     def _next_block(self) -> list[Any] | None:
-        if self._truncations != self._log.truncations:
-            self._read_again()
         end = self._log.reading_end(self._isolation)  # ClosedError if the log was closed.
         if self._has_begun:
             self._stop = min(self._stop, end)  # The log may have been truncated.
@@ -360,8 +362,11 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
             self._stop = stop_offset(self._log, self._stop_wanted, self._isolation)
         self._block_first = self._next
         self._records = self._replay = None
+        if self._truncations != self._log.truncations:
+            self._read_again()
 
         while self._next < self._stop and self._remaining != 0:
+            items: list[Any] | None = None
             try:
                 if self._section is not None:
                     items = self._section_block(self._section)
@@ -369,7 +374,6 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                     items = self._plain_block()
                 else:
                     self._next = self._stop  # Only offsets without records are left.
-                    break
             except ClosedError:
                 if not self._lost_segment():
                     raise
@@ -377,6 +381,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
             except CorruptRecordError:
                 if self._truncations == self._log.settled_truncations():
                     raise
+            if self._truncations != self._log.truncations:
                 self._read_again()
                 continue
             if items:
@@ -388,10 +393,28 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         return None
 
     def _read_again(self) -> None:
-        """Drop what was read of files that a truncation has cut, or is cutting."""
+        """
+        Drop what was not delivered yet of files that a truncation has cut, or is cutting.
+
+        Raises:
+            OffsetOutOfRangeError: The log was truncated below this read.
+        """
+        lowest = self._log.truncated_to(self._truncations)
         self._truncations = self._log.truncations
+        self._next = self._block_first
         self._section = None
+        self._filled = self._position = 0
+        self._resume = (0, 0)
         self.relocate()
+        self._stop = min(self._stop, self._log.reading_end(self._isolation))
+        if lowest is not None and lowest < self._next:
+            raise OffsetOutOfRangeError(
+                f"offset {self._next} is beyond {lowest}, to which the log was truncated while it"
+                f" was read; read on from {lowest}",
+                log_start_offset=self._log.log_start_offset,
+                log_end_offset=lowest,
+                offset=self._next,
+            )
 
     def _lost_segment(self) -> bool:
         """Find the place again if a segment went away under the read, and the log did not."""

@@ -190,19 +190,7 @@ class SegmentFiles:
         """Make the three objects, which touch no file, in one thread only."""
         with _making_indexes:
             if self._offset_index is None or self._time_index is None or self._txn_index is None:
-                door: dict[str, Any] = {
-                    "writable": self._open_flags == os.O_RDWR,
-                    "files": self._files,
-                }
-                base_offset, index_bytes = self.base_offset, self._index_bytes
-                fresh: dict[str, Any] = {"is_fresh": self._is_fresh, **door}
-                offset_index = OffsetIndex(
-                    self._path(INDEX_SUFFIX), base_offset, index_bytes, **fresh
-                )
-                time_index = TimeIndex(
-                    self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **fresh
-                )
-                txn_index = TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, **door)
+                offset_index, time_index, txn_index = self._new_indexes()
                 if self._is_closed:
                     offset_index.close_handler()
                     time_index.close_handler()
@@ -212,6 +200,19 @@ class SegmentFiles:
                 if self._are_indexes_unsynced:
                     self._mark_indexes_unsynced()
             return self._offset_index, self._time_index, self._txn_index
+
+    def _new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TransactionIndex]:
+        door: dict[str, Any] = {
+            "writable": self._open_flags == os.O_RDWR,
+            "files": self._files,
+        }
+        base_offset, index_bytes = self.base_offset, self._index_bytes
+        fresh: dict[str, Any] = {"is_fresh": self._is_fresh, **door}
+        return (
+            OffsetIndex(self._path(INDEX_SUFFIX), base_offset, index_bytes, **fresh),
+            TimeIndex(self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **fresh),
+            TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, **door),
+        )
 
     @property
     def index_bytes(self) -> int:

@@ -80,7 +80,7 @@ class Contents(NamedTuple):
     @staticmethod
     def checkpoints_of(directory: Path) -> dict[Path, int]:
         """Return what each checkpoint of the log says of it, by the checkpoint's path."""
-        state = PartitionState.for_reading(str(directory), beside_writer=True)
+        state = PartitionState.for_reading(str(directory))
         root = Path(state.path)
         return {
             root / RECOVERY_POINT_CHECKPOINT: state.recovery_point,

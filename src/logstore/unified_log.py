@@ -336,7 +336,7 @@ class UnifiedLog(AppendingPartition):
             if self._local_log.segments.first.base_offset > target_offset:
                 self._truncate_fully_and_start_at(target_offset, None)
                 return True
-            with self._truncating():
+            with self._truncating(target_offset):
                 self._lower_recovery_point(target_offset)
                 try:
                     deleted = self._local_log.truncate_to(target_offset)
@@ -376,7 +376,7 @@ class UnifiedLog(AppendingPartition):
             self._truncate_fully_and_start_at(new_offset, log_start_offset)
 
     def _truncate_fully_and_start_at(self, new_offset: int, log_start_offset: int | None) -> None:
-        with self._truncating():
+        with self._truncating(new_offset):
             self._lower_recovery_point(min(new_offset, self.log_start_offset))
             self._local_log.truncate_fully_and_start_at(new_offset)
             with self._poison.if_it_fails():
@@ -388,14 +388,11 @@ class UnifiedLog(AppendingPartition):
                 self._finish_truncation()
 
     @contextlib.contextmanager
-    def _truncating(self) -> Iterator[None]:
+    def _truncating(self, target_offset: int) -> Iterator[None]:
         """Tell readers that what they meet may be on its way out."""
-        self._truncations += 1
-        self.forget_places()
-        try:
+        with self._truncations.under_way(target_offset):
+            self.forget_places()
             yield
-        finally:
-            self._truncations += 1
 
     def _lower_recovery_point(self, offset: int) -> None:
         """Make a recovery point durable that a truncation cannot fall below."""
@@ -415,6 +412,7 @@ class UnifiedLog(AppendingPartition):
         )
         if self.high_watermark >= self.log_end_offset:
             self._set_high_watermark(self.log_end_offset_metadata)
+        self._show_active_segment()
         self._files.fsync_directory(self._directory)
         self._write_checkpoints()
         self.refresh_fast_path()
@@ -479,6 +477,12 @@ class UnifiedLog(AppendingPartition):
                 for segment in self._local_log.segments:
                     with contextlib.suppress(StorageError):
                         segment.close_handlers()
+        live, self._live = self._live, None
+        if live is not None and not is_forked:
+            live.close(closed=is_clean)
+        view, self._view = self._view, None
+        if view is not None:
+            view.close()
         checkpoints, self._checkpoints = self._checkpoints, None
         if checkpoints is not None and not is_forked:
             checkpoints.close(clean=is_clean)

@@ -23,9 +23,12 @@ Source: Kafka ``UnifiedLog``; spec 5.5.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from logstore.file_records import LogOffsetMetadata
+
+if TYPE_CHECKING:
+    from logstore.live_offsets import LiveOffsets
 
 HighWatermarkMode: TypeAlias = Literal["log_end", "replicas"]
 HIGH_WATERMARK_MODES: Final = ("log_end", "replicas")
@@ -91,7 +94,7 @@ class Watermarks:
     **Thread rule**: changes under the log's lock; reads from any thread.
     """
 
-    __slots__ = ("_log_end", "_marks", "mode")
+    __slots__ = ("_live", "_log_end", "_marks", "mode")
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class Watermarks:
         assert log_start_offset >= 0
         self.mode: Final = mode
         self._log_end = log_end
+        self._live: LiveOffsets | None = None
         self._marks = _Marks(
             log_start_offset,
             LogOffsetMetadata(log_start_offset),
@@ -274,3 +278,40 @@ class Watermarks:
             assert marks.log_start_offset <= marks.high_watermark.message_offset
             assert marks.high_watermark.message_offset <= log_end_offset
         self._marks = marks
+        if self._live is not None:
+            self._show()
+
+    def show_in(self, live: LiveOffsets | None) -> None:
+        """Let other processes see the marks from now on, or no more."""
+        self._live = live
+        if live is not None:
+            self._show()
+
+    def _show(self) -> None:
+        assert self._live is not None
+        marks, unstable = self._marks, self._marks.first_unstable_offset
+        self._live.set_marks(
+            log_start_offset=marks.log_start_offset,
+            high_watermark=(
+                None if self.mode == "log_end" else marks.high_watermark.message_offset
+            ),
+            first_unstable_offset=None if unstable is None else unstable.message_offset,
+            recovery_point=marks.recovery_point,
+        )
+
+    def take_over(
+        self,
+        *,
+        log_start_offset: int,
+        high_watermark: int,
+        first_unstable_offset: int | None,
+        recovery_point: int,
+    ) -> None:
+        """Set all marks to what another process's log has; the high watermark is none of ours."""
+        assert self.mode == "replicas"
+        self._marks = _Marks(
+            log_start_offset,
+            LogOffsetMetadata(high_watermark),
+            None if first_unstable_offset is None else LogOffsetMetadata(first_unstable_offset),
+            recovery_point,
+        )

@@ -227,6 +227,15 @@ def locked_error(path: str, files: Files) -> LockedError:
     )
 
 
+def is_signed(directory: str, files: Files = REAL_FILES) -> bool:
+    """Return whether the last writer of a directory was a logstore: a broker leaves no name."""
+    try:
+        data = files.read_file(os.path.join(directory, LOCK_FILE))
+    except StorageError:
+        return False
+    return _Holder.parse(data[:LOCK_FILE_BYTES_MAX]).epoch > 0
+
+
 def has_writer(directory: str, files: Files = REAL_FILES) -> bool:
     """Return whether somebody holds the lock of a directory; needs no right to write there."""
     path = os.path.join(directory, LOCK_FILE)

@@ -22,7 +22,6 @@ from logstore.errors import (
 from logstore.file_records import AbortedTransaction
 from logstore.files import REAL_FILES, FileHandle
 from logstore.reader import (
-    BLOCK_RECORDS,
     AbortedTransactions,
     RecordIterator,
     read_first,
@@ -123,6 +122,14 @@ class FakeLog:
         self.is_closed = False
         self.truncations = 0
         self.readers = WeakSet()
+        self.lowest = None
+
+    def truncate(self, target):
+        self.truncations += 2
+        self.lowest = target
+
+    def truncated_to(self, since):
+        return self.lowest if since != self.truncations else None
 
     def settled_truncations(self):
         return self.truncations
@@ -505,6 +512,32 @@ class TestChangesDuringARead:
         assert list(range(1, 1900)) == rest
         log.segments[0].handle.close()
 
+    def test_truncated_and_written_again(self, log_of, tmp_path):
+        """What was read ahead of a truncation is not delivered after it."""
+        old = [batch(at, [b"old"]) for at in range(3000)]
+        new = [*old[:2000], *(batch(at, [b"new"]) for at in range(2000, 3000))]
+        log = log_of(b"".join(old))
+        values = log.read(values_only=True)
+        assert b"old" == next(values)
+        log.truncate(2000)
+        segment = log.segments[0]
+        log.segments[0] = FakeSegment(tmp_path / "new.log", 0, b"".join(new))
+        segment.handle.close()
+        assert [b"old"] * 1999 + [b"new"] * 1000 == list(values)
+        log.segments[0].handle.close()
+
+    def test_truncated_below_a_read(self, log_of):
+        """A read that lost what it stands on says so; it neither skips nor repeats."""
+        log = log_of(b"".join(batch(at, [b"x"]) for at in range(2000)))
+        records = log.read()
+        while records.next_offset <= 1000 or records._index < len(records._block):
+            next(records)
+        reached = records.next_offset
+        log.truncate(1000)
+        with pytest.raises(OffsetOutOfRangeError, match="truncated") as caught:
+            next(records)
+        assert (reached, 1000) == (caught.value.offset, caught.value.log_end_offset)
+
 
 class TestBounds:
     def test_start(self, log_of):
@@ -601,7 +634,7 @@ class TestSingleRecords:
 
 class TestTruncation:
     def test_no_old_record_after_a_truncation(self, tmp_path):
-        """A read under way goes on with what is in the log now, not with what it had read ahead."""
+        """What was read ahead is dropped, and a read that stands on nothing any more says so."""
         with logstore.open(tmp_path / "t-0") as log:
             log.extend([b"old %d" % at for at in range(3000)])
             for each in (log.read(), log.read_values()):
@@ -610,10 +643,11 @@ class TestTruncation:
                 first = [next(each) for _ in range(10)]
                 log.truncate_to(0)
                 log.extend([b"new %d" % at for at in range(3000)])
-                values = [getattr(item, "value", item) for item in (*first, *each)]
-                block = BLOCK_RECORDS  # In the hands of the iterator already.
-                assert [b"old %d" % at for at in range(block)] == values[:block]
-                assert [b"new %d" % at for at in range(block, 3000)] == values[block:]
+                each.discard()
+                values = [getattr(item, "value", item) for item in first]
+                assert [b"old %d" % at for at in range(10)] == values
+                with pytest.raises(OffsetOutOfRangeError, match="read on from 0"):
+                    next(each)
 
     def test_file_cut_under_a_read(self, log_of):
         """What looks like damage because of a truncation under way is read again."""

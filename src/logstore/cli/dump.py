@@ -140,7 +140,7 @@ def _dump_records(path: Path, arguments: argparse.Namespace) -> int:
 
 def _records(partition: Path, isolation: str) -> Iterator[Record | str]:
     """Yield data records from the log start offset on, and a sentence for each damage."""
-    state = PartitionState.for_reading(str(partition), beside_writer=True)
+    state = PartitionState.for_reading(str(partition))
     log_start_offset = state.log_start_offset
     outcomes = TransactionOutcomes(partition) if isolation == "read_committed" else None
     for part in scan_partition(partition):

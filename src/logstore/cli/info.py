@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def describe(partition: Path) -> dict[str, Any]:
     """Return what the files of a partition tell, without reading more than its last segment."""
     segments = segment_paths(partition)
-    state = PartitionState.for_reading(str(partition), beside_writer=True)
+    state = PartitionState.for_reading(str(partition))
     name = topic_partition_of(partition.name)
     log_end_offset = max(state.log_start_offset, segments[-1][0] if segments else 0)
     torn_bytes = 0

@@ -1,0 +1,511 @@
+"""
+What a reader sees of a log that another process writes, or may begin to write.
+
+===========  ==================================  ==============================================
+state        who writes                          the log ends
+===========  ==================================  ==============================================
+live         a logstore on this machine          where its live offsets say
+flushed      somebody who shows no live offsets  at what is surely flushed or, of a broker,
+                                                 replicated: what the checkpoints say
+closed       nobody                              behind the last valid batch
+===========  ==================================  ==============================================
+
+A look costs two loads from memory while nothing changes. Whether the writer lives, or a new one has
+come, is looked at every 100 ms. A writer that was killed leaves what recovery would find.
+
+Source: DESIGN.md D3, D6.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logstore.aborted_finder import AbortedFinder
+from logstore.errors import CorruptRecordError, LogStoreError, StorageError
+from logstore.file_records import LogOffsetMetadata
+from logstore.live_offsets import (
+    LiveFile,
+    is_foreign_writer,
+    open_live_file,
+)
+from logstore.live_segment import LiveSegment
+from logstore.loader import LoadedLog, offset_of_file
+from logstore.partition_state import PartitionState, state_path_of
+from logstore.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, segment_file_name
+from logstore.writer_lock import LOCK_FILE, LOCK_FILE_BYTES_MAX, has_writer, is_signed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logstore._native import PageOffsets
+    from logstore.clock import Clock
+    from logstore.config import LogConfig
+    from logstore.files import Files
+    from logstore.partition import Partition
+    from logstore.segment import LogSegment
+    from logstore.view_loader import ViewLoader
+
+LOOK_SECONDS: Final = 0.1  # How long a writer may be gone before that is noticed.
+RETRY_SECONDS: Final = 0.001
+SETTLE_SECONDS: Final = 5.0  # A directory that changes all that time under a reader is no log's.
+
+
+class State(enum.Enum):
+    """Who writes the log; see the module."""
+
+    LIVE = "live"
+    FLUSHED = "flushed"
+    CLOSED = "closed"
+
+
+class Seen(NamedTuple):
+    """
+    What a look has found.
+
+    Attributes:
+        state: Who writes the log.
+        segments: Ascending, at least one.
+        log_end: The log end offset, and where it is.
+        log_start_offset: The first offset that may be read.
+        high_watermark: Below it everything is replicated.
+        first_unstable_offset: The first offset of the first undecided transaction.
+        recovery_point: Below it everything is on the device.
+        shown: What the writer shows, if it does.
+    """
+
+    state: State
+    segments: list[LogSegment]
+    log_end: LogOffsetMetadata
+    log_start_offset: int
+    high_watermark: int
+    first_unstable_offset: int | None
+    recovery_point: int
+    shown: PageOffsets | None
+
+
+class LiveView:
+    """
+    One log's view of another process's work.
+
+    Args:
+        directory: The log's.
+        config: The log's.
+        new_loader: Makes the loader for a log that nobody writes.
+
+    **Thread rule**: any thread may refresh; changes are made under the log's lock.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        config: LogConfig,
+        new_loader: Callable[[], ViewLoader],
+        *,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._new_loader = new_loader
+        self._files = files
+        self._clock = clock
+        self._log: Partition | None = None
+        self._guard = threading.RLock()
+        self._file: LiveFile | None = None
+        self._page_truncations: int | None = None  # None: of a page not looked at yet.
+        self._seen: Seen | None = None
+        self._change_count = -1
+        self._log_end_offset = -1
+        self._look_at = 0.0
+        self._lock_mark = b""
+        self._is_closed = False
+
+    # -- the first look ----------------------------------------------------------------------------
+
+    def load(self, loader: ViewLoader) -> LoadedLog:
+        """
+        Return the log as it can be seen now.
+
+        Raises:
+            StorageError: It cannot be read.
+        """
+        deadline = self._clock.monotonic() + SETTLE_SECONDS
+        patience = self._clock.monotonic() + LOOK_SECONDS
+        while True:
+            seen = self._see(loader, is_patient=self._clock.monotonic() < patience)
+            if seen is not None:
+                self._seen = seen
+                return LoadedLog(
+                    seen.segments, seen.log_start_offset, seen.recovery_point, seen.log_end
+                )
+            if self._clock.monotonic() >= deadline:
+                raise StorageError(
+                    f"{self._directory} keeps changing; try again", path=self._directory
+                )
+            self._clock.sleep(RETRY_SECONDS)
+            loader = self._new_loader()
+
+    def attach(self, log: Partition) -> None:
+        """Begin to bring this log, which was made of what :meth:`load` returned, up to date."""
+        self._log = log
+        if self._seen is not None:
+            self._show(self._seen)
+
+    def _see(self, loader: ViewLoader, *, is_patient: bool) -> Seen | None:
+        """Return what there is to see, None while it changes."""
+        state_path = self._state_path()
+        if self._is_written(state_path):
+            if self._open_file():
+                return self._see_live(None)
+            if is_patient and is_signed(state_path, self._files):
+                return None  # It has just begun, as a rule.
+            return self._see_flushed(0)
+        try:
+            return self._see_closed(loader)
+        except (LogStoreError, OSError):
+            if self._is_written(state_path):
+                return None
+            raise
+
+    def _state_path(self) -> str:
+        return state_path_of(self._directory, self._files)
+
+    def _is_written(self, state_path: str) -> bool:
+        return has_writer(state_path, self._files) or is_foreign_writer(
+            self._directory, self._files
+        )
+
+    def _open_file(self) -> bool:
+        """Have the live offsets of a writer that is alive."""
+        file = self._file
+        if file is not None and file.is_writer_alive:
+            return True
+        if file is None or not file.is_current:
+            new = open_live_file(self._directory, self._files)
+            if new is None:
+                return False
+            if file is not None:
+                file.close()
+            self._file = file = new
+            self._page_truncations = None
+        return file.is_writer_alive
+
+    # -- live --------------------------------------------------------------------------------------
+
+    def _see_live(self, before: Seen | None) -> Seen | None:
+        """Return what the writer shows, None while it changes; ``before`` may be gone on with."""
+        file = self._file
+        assert file is not None
+        shown = file.page.load()
+        if shown is None or shown.truncation_count % 2:
+            return None
+        if (
+            before is not None
+            and before.shown is not None
+            and before.shown.place == shown.place
+            and isinstance(before.segments[-1], LiveSegment)
+        ):
+            segments = before.segments
+            active = before.segments[-1]
+            active.grow(shown.size_bytes, shown.offset_entry_count, shown.time_entry_count)
+        else:
+            listed = self._list_segments(shown, before)
+            if listed is None or file.page.change_count != shown.change_count:
+                return None
+            segments = listed
+        self._note_truncations(shown.truncation_count)
+        end = shown.log_end_offset
+        high_watermark = end if shown.high_watermark < 0 else min(shown.high_watermark, end)
+        return Seen(
+            State.LIVE,
+            segments,
+            LogOffsetMetadata(end, shown.active_base_offset, shown.size_bytes),
+            shown.log_start_offset,
+            high_watermark,
+            None if shown.first_unstable_offset < 0 else shown.first_unstable_offset,
+            min(shown.recovery_point, end),
+            shown,
+        )
+
+    def _list_segments(self, shown: PageOffsets, before: Seen | None) -> list[LogSegment] | None:
+        """Return the segments that belong to what is shown, None if they are not there."""
+        names = set(self._files.listdir(self._directory))
+        bases = sorted(
+            base
+            for name in names
+            if name.endswith(LOG_SUFFIX)
+            and (base := offset_of_file(name)) is not None
+            and base <= shown.active_base_offset
+        )
+        if not bases or bases[-1] != shown.active_base_offset:
+            return None
+        known: dict[int, LiveSegment] = {}
+        if (
+            before is not None
+            and before.shown is not None
+            and before.shown.history == shown.history
+        ):
+            known = {
+                each.base_offset: each for each in before.segments if isinstance(each, LiveSegment)
+            }
+        segments: list[LogSegment] = []
+        unindexed: list[LogSegment] = []
+        for base in bases:
+            is_active = base == shown.active_base_offset
+            segment = known.get(base)
+            try:
+                if is_active:
+                    size_bytes = shown.size_bytes
+                elif segment is not None and not segment.is_active:
+                    size_bytes = segment.size_bytes
+                else:
+                    size_bytes = self._files.file_size(
+                        os.path.join(self._directory, segment_file_name(base, LOG_SUFFIX))
+                    )
+            except StorageError:
+                return None
+            if segment is None or (is_active and not segment.is_active):
+                segment = self._new_segment(base, size_bytes, is_active=is_active)
+                if segment_file_name(base, TXN_INDEX_SUFFIX) not in names:
+                    unindexed.append(segment)
+            elif segment.is_active and not is_active:
+                segment.seal(size_bytes)
+            if is_active:
+                segment.grow(size_bytes, shown.offset_entry_count, shown.time_entry_count)
+            segments.append(segment)
+        if unindexed:
+            end = shown.log_end_offset
+            finder = AbortedFinder(
+                self._directory, self._config, segments, end, files=self._files, clock=self._clock
+            )
+            for each in unindexed:
+                each.distrust_missing_txn_index(finder, end)
+        return segments
+
+    def _new_segment(self, base_offset: int, size_bytes: int, *, is_active: bool) -> LiveSegment:
+        return LiveSegment(
+            self._directory,
+            base_offset,
+            self._config,
+            files=self._files,
+            clock=self._clock,
+            size_bytes=size_bytes,
+            is_active=is_active,
+        )
+
+    def _note_truncations(self, count: int) -> None:
+        """Let readers know of truncations since the last look."""
+        assert self._file is not None
+        since = self._page_truncations
+        self._page_truncations = count
+        if self._log is None or since == count:
+            return
+        lowest = self._file.page.truncated_to(0 if since is None else since)
+        if lowest is not None:
+            self._log._truncations.note(max(lowest, 0))
+
+    # -- flushed -----------------------------------------------------------------------------------
+
+    def _see_flushed(self, end_min: int) -> Seen | None:
+        """Return what is safe beside a writer that shows nothing; ``end_min`` was seen already."""
+        state = PartitionState.for_reading(self._directory, files=self._files)
+        end = max(state.recovery_point, end_min)
+        if not is_signed(state.path, self._files):
+            end = max(end, state.high_watermark)  # A broker's: it flushes at its leisure.
+        bases = sorted(
+            base
+            for name in self._files.listdir(self._directory)
+            if name.endswith(LOG_SUFFIX) and (base := offset_of_file(name)) is not None
+        )
+        below = [base for base in bases if base < end] or bases[:1]
+        if not below:
+            return None
+        segments: list[LogSegment] = []
+        try:
+            for base, following in zip(below, [*below[1:], None], strict=True):
+                path = os.path.join(self._directory, segment_file_name(base, LOG_SUFFIX))
+                segment = self._new_segment(
+                    base, self._files.file_size(path), is_active=following is None
+                )
+                segments.append(segment)
+            active = segments[-1]
+            assert isinstance(active, LiveSegment)
+            found = active.find_end(end)
+        except (StorageError, CorruptRecordError):
+            return None
+        end = max(min(end, found), active.base_offset)
+        log_start_offset = min(max(state.log_start_offset, below[0]), end)
+        return Seen(
+            State.FLUSHED,
+            segments,
+            LogOffsetMetadata(end, active.base_offset, active.size_bytes),
+            log_start_offset,
+            end,
+            None,
+            min(state.recovery_point, end),
+            None,
+        )
+
+    # -- closed ------------------------------------------------------------------------------------
+
+    def _see_closed(self, loader: ViewLoader) -> Seen | None:
+        """Return what a load finds; None if somebody began to write meanwhile."""
+        state_path = self._state_path()
+        mark = _lock_mark(state_path, self._files)
+        loaded = loader.load()
+        if self._is_written(state_path) or mark != _lock_mark(state_path, self._files):
+            for segment in loaded.segments:
+                segment.close_handlers()
+            return None
+        self._lock_mark = mark
+        if self._file is None:
+            with contextlib.suppress(LogStoreError):
+                self._file = open_live_file(self._directory, self._files)
+                self._page_truncations = None
+        if self._file is not None:
+            shown = self._file.page.load()
+            self._change_count = self._file.page.change_count
+            if shown is not None:
+                count = shown.truncation_count
+                self._note_truncations(count + count % 2)
+        loader.producer_state.on_high_watermark_updated(loaded.log_end_offset)
+        unstable = loader.producer_state.first_unstable_offset
+        return Seen(
+            State.CLOSED,
+            loaded.segments,
+            loaded.log_end_offset_metadata,
+            loaded.log_start_offset,
+            loaded.log_end_offset,
+            None if unstable is None else unstable.message_offset,
+            loaded.recovery_point,
+            None,
+        )
+
+    # -- later looks -------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Who writes the log."""
+        return State.CLOSED if self._seen is None else self._seen.state
+
+    @property
+    def file(self) -> LiveFile | None:
+        """The live offsets, if the log has any that can be read here."""
+        return self._file
+
+    def refresh(self) -> None:
+        """
+        Bring the log to what can be read now.
+
+        Raises:
+            StorageError: The directory cannot be read.
+        """
+        file = self._file
+        if file is not None and self.state is State.LIVE:
+            page = file.page
+            if (
+                page.change_count == self._change_count
+                and page.log_end_offset == self._log_end_offset
+                and self._clock.monotonic() < self._look_at
+            ):
+                return
+        elif self._clock.monotonic() < self._look_at and (
+            file is None or file.page.change_count == self._change_count
+        ):
+            return
+        if self._log is None or self._is_closed:
+            return
+        with self._guard:
+            self._look()
+
+    def _look(self) -> None:
+        deadline = self._clock.monotonic() + SETTLE_SECONDS
+        while True:
+            seen = self._look_once()
+            if seen is not None:
+                self._show(seen)
+                return
+            if self._clock.monotonic() >= deadline:
+                raise StorageError(
+                    f"{self._directory} keeps changing; try again", path=self._directory
+                )
+            self._clock.sleep(RETRY_SECONDS)
+
+    def _look_once(self) -> Seen | None:
+        before = self._seen
+        now = self._clock.monotonic()
+        if self.state is State.LIVE and now < self._look_at:
+            seen = self._see_live(before)
+            if seen is not None:
+                return seen
+        if self._is_written(self._state_path()):
+            if self._open_file():
+                return self._see_live(before)
+            if before is not None and before.state is not State.FLUSHED:
+                # The next writer has the lock, and shows nothing yet: what was there still is.
+                return before._replace(state=State.CLOSED, shown=None)
+            return self._see_flushed(0 if before is None else before.log_end.message_offset)
+        if before is not None and before.state is State.CLOSED and not self._has_changed():
+            return before
+        try:
+            return self._see_closed(self._new_loader())
+        except (LogStoreError, OSError):
+            if self._is_written(self._state_path()):
+                return None
+            raise
+
+    def _has_changed(self) -> bool:
+        """Whether somebody has written since the log was found closed."""
+        file = self._file
+        if file is not None and file.is_current:
+            return file.page.change_count != self._change_count
+        if file is not None:
+            file.close()
+            self._file = None
+        return self._lock_mark != _lock_mark(self._state_path(), self._files)
+
+    def _show(self, seen: Seen) -> None:
+        """Let the log be what was seen."""
+        log = self._log
+        assert log is not None
+        self._seen = seen
+        self._look_at = self._clock.monotonic() + LOOK_SECONDS
+        if seen.shown is not None:
+            self._change_count = seen.shown.change_count
+        self._log_end_offset = seen.log_end.message_offset
+        local_log = log._local_log
+        if list(local_log.segments) != seen.segments:
+            local_log.replace_segments(seen.segments)
+        local_log.hold(seen.log_end)
+        log._watermarks.take_over(
+            log_start_offset=min(seen.log_start_offset, seen.log_end.message_offset),
+            high_watermark=seen.high_watermark,
+            first_unstable_offset=seen.first_unstable_offset,
+            recovery_point=seen.recovery_point,
+        )
+
+    def close(self) -> None:
+        """Give up the file; a second call does nothing."""
+        self._is_closed = True
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child: another thread may have held the lock."""
+        self._guard = threading.RLock()
+        self._seen = None
+        self._look_at = 0.0
+        self._change_count = -1
+
+
+def _lock_mark(state_path: str, files: Files) -> bytes:
+    """Return what changes with each writer that takes the lock."""
+    try:
+        return files.read_file(os.path.join(state_path, LOCK_FILE))[:LOCK_FILE_BYTES_MAX]
+    except StorageError:
+        return b""

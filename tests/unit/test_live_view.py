@@ -1,0 +1,378 @@
+"""A log opened to read beside its writer: what it sees of every kind of change, and of a death."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import logstore
+from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.live_offsets import LIVE_OFFSETS_FILE
+from logstore.live_view import State
+from logstore.record import encode_batch
+from logstore.records_builder import end_transaction_marker
+
+SMALL = {
+    "segment.bytes": 500,
+    "segment.index.bytes": 120,
+    "index.interval.bytes": 100,
+    "transaction.partition.verification.enable": False,
+}
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return str(tmp_path / "orders-0")
+
+
+@pytest.fixture(name="writer")
+def _writer(path):
+    with logstore.open(path, config=SMALL) as log:
+        yield log
+
+
+@pytest.fixture(name="reader")
+def _reader(writer):
+    with logstore.open(writer.directory, "r") as log:
+        yield log
+
+
+def values(log, *arguments, **options):
+    return list(log.read_values(*arguments, **options))
+
+
+def until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class TestBesideAWriter:
+    def test_appends_and_rolls(self, writer, reader):
+        """Each record, from any segment, as soon as its append has returned."""
+        for at in range(100):
+            writer.append(b"%d" % at)
+            assert at + 1 == reader.log_end_offset
+            assert b"%d" % at == reader[at].value
+        assert [b"%d" % at for at in range(100)] == values(reader)
+        assert len(writer.segments) == len(reader.segments) > 5
+        assert reader.offsets == writer.offsets
+        assert State.LIVE is reader._view.state
+
+    def test_times(self, writer, reader):
+        """Lookups by time reach the newest record."""
+        now = 1_700_000_000_000
+        for at in range(50):
+            writer.append(b"x", timestamp=now + at)
+            assert (now + at, at) == tuple(reader.offset_at(now + at))[:2]
+        assert 49 == reader.max_timestamp().offset
+        assert reader.offset_at(now + 50) is None
+
+    def test_fetch(self, writer, reader):
+        """The same range and watermarks as in the writer's process."""
+        writer.extend([b"a" * 30] * 40)
+        theirs, ours = writer.fetch(7, max_bytes=1 << 20), reader.fetch(7, max_bytes=1 << 20)
+        assert theirs.records.to_bytes() == ours.records.to_bytes()
+        assert theirs._replace(records=None) == ours._replace(records=None)
+
+    def test_truncation(self, writer, reader):
+        """What was truncated is gone, what came in its place is there."""
+        writer.extend([b"old"] * 60)
+        assert 60 == len(values(reader))
+        writer.truncate_to(13)
+        assert values(writer) == values(reader)
+        for _ in range(60):
+            writer.append(b"new")
+        assert values(writer) == values(reader)
+        writer.truncate_fully_and_start_at(1000)
+        assert (1000, 1000) == (reader.log_start_offset, reader.log_end_offset)
+        writer.append(b"again")
+        assert [b"again"] == values(reader)
+
+    def test_read_over_a_truncation(self, writer, reader):
+        """A read that was begun delivers nothing that was rolled back, or says that it cannot."""
+        for _ in range(50):
+            writer.append(b"old")
+        records = reader.read_values()
+        assert b"old" == next(records)
+        records.discard()
+        writer.truncate_to(20)
+        for _ in range(50):
+            writer.append(b"new")
+        assert [b"old"] * 19 + [b"new"] * 30 == list(records)
+        records = reader.read(40)
+        next(records)
+        records.discard()
+        writer.truncate_to(30)
+        with pytest.raises(logstore.OffsetOutOfRangeError, match="truncated"):
+            next(records)
+
+    def test_deletion(self, writer, reader):
+        """Below the log start: an error with the range. What is open is read to its end."""
+        for at in range(100):
+            writer.append(b"%d" % at)
+        records = reader.read_values()
+        assert b"0" == next(records)
+        writer.maybe_increment_log_start_offset(60)
+        writer.delete_old_segments()
+        assert 60 == reader.log_start_offset
+        with pytest.raises(logstore.OffsetOutOfRangeError) as caught:
+            reader.read(59)
+        assert (60, 100) == (caught.value.log_start_offset, caught.value.log_end_offset)
+        with pytest.raises(logstore.OffsetOutOfRangeError):
+            list(records)
+        assert [b"%d" % at for at in range(60, 100)] == values(reader)
+
+    def test_everything_deleted(self, path):
+        """The log goes on in a new segment."""
+        with logstore.open(path, config={**SMALL, "retention.ms": 0}) as writer:
+            writer.extend([b"x"] * 30, timestamps=[1_600_000_000_000] * 30)
+            with logstore.open(path, "r") as reader:
+                assert 30 == len(values(reader))
+                writer.delete_old_segments()
+                assert (30, 30, []) == (
+                    reader.log_start_offset,
+                    reader.log_end_offset,
+                    values(reader),
+                )
+                writer.append(b"y")
+                assert [b"y"] == values(reader)
+
+    def test_transactions(self, writer, reader):
+        """Undecided and aborted records are not delivered to committed reads."""
+        producer = {"producer_id": 7, "producer_epoch": 0}
+
+        def transactional(sequence):
+            return encode_batch(
+                [(None, 1_700_000_000_000, None, b"t", ())],
+                base_sequence=sequence,
+                is_transactional=True,
+                **producer,
+            )
+
+        def end(commit):
+            marker = end_transaction_marker(
+                EndTransactionMarker(
+                    ControlRecordType.COMMIT if commit else ControlRecordType.ABORT, 0
+                ),
+                timestamp=1_700_000_000_000,
+                **producer,
+            )
+            writer.append_batches(marker, leader_epoch=0, origin="coordinator")
+
+        writer.append(b"a")
+        writer.append_batches(transactional(0), leader_epoch=0)
+        writer.append(b"b")
+        assert (1, [b"a"]) == (reader.last_stable_offset, values(reader))
+        assert [b"a", b"t", b"b"] == values(reader, isolation="log_end")
+        end(commit=False)
+        assert [b"a", b"b"] == values(reader)
+        writer.append_batches(transactional(1), leader_epoch=0)
+        end(commit=True)
+        assert [b"a", b"b", b"t"] == values(reader)
+        assert reader.offsets == writer.offsets
+
+    def test_replicas(self, path):
+        """The high watermark is the writer's."""
+        with logstore.open(path, high_watermark="replicas") as writer:
+            writer.extend([b"x"] * 5)
+            with logstore.open(path, "r") as reader:
+                assert (0, 5, []) == (reader.high_watermark, reader.log_end_offset, values(reader))
+                writer.update_high_watermark(3)
+                assert 3 == reader.high_watermark
+
+    def test_nothing_is_changed(self, writer, reader):
+        """A reader writes nothing, and says so."""
+        writer.append(b"x")
+        before = sorted(os.listdir(writer.directory))
+        assert 1 == len(values(reader))
+        with pytest.raises(logstore.ReadOnlyError):
+            reader.append(b"y")
+        assert before == sorted(os.listdir(writer.directory))
+
+    def test_pickle(self, writer, reader):
+        """A copy of a handle opens the path again."""
+        writer.append(b"x")
+        with pickle.loads(pickle.dumps(reader)) as copy:
+            writer.append(b"y")
+            assert [b"x", b"y"] == values(copy)
+
+
+class TestWithoutLiveOffsets:
+    def test_deleted_file(self, writer, path):
+        """A reader that has it goes on; another one sees what was flushed."""
+        writer.extend([b"x"] * 30)
+        with logstore.open(path, "r") as old:
+            os.unlink(os.path.join(path, LIVE_OFFSETS_FILE))
+            writer.append(b"y")
+            assert 31 == len(values(old))
+            with logstore.open(path, "r") as new:
+                assert State.FLUSHED is new._view.state
+                assert 0 == new.log_end_offset
+                writer.flush()
+                writer._write_checkpoints()
+                until(lambda: new.log_end_offset == 31)
+                assert values(old) == values(new)
+
+    def test_beside_a_broker(self, tmp_path):
+        """Its lock is on the log directory; the high watermark checkpoint says what is readable."""
+        path = tmp_path / "orders-0"
+        with logstore.open(path, config=SMALL) as log:
+            log.extend([b"x"] * 20)
+            log.extend([b"y"] * 20)
+        for name in (".lock", LIVE_OFFSETS_FILE, ".kafka_cleanshutdown"):
+            os.unlink(path / name)
+        for file in path.glob("*-checkpoint"):
+            if not file.name.startswith("leader"):
+                file.unlink()
+        (tmp_path / "meta.properties").write_text("version=1\n")
+        (tmp_path / ".lock").touch()
+        (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 10\n")
+        (tmp_path / "replication-offset-checkpoint").write_text("0\n1\norders 0 20\n")
+        broker = (
+            "import fcntl, struct, sys, time\n"
+            "file = open(sys.argv[1], 'r+')\n"
+            "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+            "print('locked', flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", broker, tmp_path / ".lock"], stdout=subprocess.PIPE
+        ) as process:
+            assert b"locked\n" == process.stdout.readline()
+            with logstore.open(path, "r") as reader:
+                assert (State.FLUSHED, 20) == (reader._view.state, reader.log_end_offset)
+                assert [b"x"] * 20 == values(reader)
+                (tmp_path / "replication-offset-checkpoint").write_text("0\n1\norders 0 40\n")
+                until(lambda: reader.log_end_offset == 40)
+                assert [b"x"] * 20 + [b"y"] * 20 == values(reader)
+            process.kill()
+
+    def test_copied_directory(self, writer, path, tmp_path):
+        """A copy of a live log has its live offsets, and no writer."""
+        writer.extend([b"x"] * 30)
+        shutil.copytree(path, tmp_path / "copy-0")
+        with logstore.open(tmp_path / "copy-0", "r") as reader:
+            assert (State.CLOSED, 30) == (reader._view.state, len(values(reader)))
+
+
+WRITER = """
+import sys, logstore
+log = logstore.open(sys.argv[1], config={"segment.bytes": 500, "segment.index.bytes": 120})
+for line in sys.stdin:
+    log.append(line.strip().encode())
+    print("ok", flush=True)
+log.close()
+print("closed", flush=True)
+"""
+
+
+class Child:
+    """A writer in another process: one line is one record."""
+
+    def __init__(self, path):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def append(self, value):
+        self.process.stdin.write(value + "\n")
+        self.process.stdin.flush()
+        assert "ok\n" == self.process.stdout.readline()
+
+    def close(self):
+        self.process.stdin.close()
+        assert "closed\n" == self.process.stdout.readline()
+        self.end()
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.stdin.close()
+        self.end()
+
+    def end(self):
+        self.process.wait()
+        self.process.stdout.close()
+
+
+class TestWritersComeAndGo:
+    def test_close_and_open(self, path):
+        """A reader goes from writer to writer, and reads between them."""
+        child = Child(path)
+        child.append("a")
+        with logstore.open(path, "r") as reader:
+            child.append("b")
+            assert [b"a", b"b"] == values(reader)
+            child.close()
+            until(lambda: reader.offsets.recovery_point == 2 and reader._view.state is State.CLOSED)
+            assert [b"a", b"b"] == values(reader)
+            child = Child(path)
+            child.append("c")
+            until(lambda: reader.log_end_offset == 3)
+            child.append("d")
+            assert [b"a", b"b", b"c", b"d"] == values(reader)
+            child.close()
+
+    def test_kill(self, path):
+        """Noticed within 100 ms; everything that was acknowledged stays."""
+        child = Child(path)
+        for at in range(40):
+            child.append(f"{at}")
+        with logstore.open(path, "r") as reader:
+            assert 40 == len(values(reader))
+            child.kill()
+            until(lambda: reader.log_end_offset == 40 and reader._view.state is State.CLOSED)
+            assert [b"%d" % at for at in range(40)] == values(reader)
+            child = Child(path)
+            child.append("next")
+            until(lambda: reader.log_end_offset == 41)
+            assert b"next" == reader.last().value
+            child.close()
+
+    def test_kill_in_a_change(self, path):
+        """A page that stays half changed for ever is given up."""
+        child = Child(path)
+        child.append("a")
+        with logstore.open(path, "r") as reader:
+            assert [b"a"] == values(reader)
+            with open(os.path.join(path, LIVE_OFFSETS_FILE), "r+b") as file:
+                file.seek(192)
+                odd = int.from_bytes(file.read(8), sys.byteorder) + 1
+                file.seek(192)
+                child.kill()
+                file.write(odd.to_bytes(8, sys.byteorder))
+            assert [b"a"] == values(reader)
+            child = Child(path)
+            child.append("b")
+            until(lambda: reader.log_end_offset == 2)
+            child.close()
+
+    def test_truncation_between_looks(self, path):
+        """Also one that a writer has made who is gone already."""
+        with logstore.open(path, config=SMALL) as log:
+            for _ in range(30):
+                log.append(b"old")
+        with logstore.open(path, "r") as reader:
+            records = reader.read()
+            for _ in range(20):
+                next(records)
+            with logstore.open(path, config=SMALL) as log:
+                log.truncate_to(10)
+                for _ in range(30):
+                    log.append(b"new")
+            until(lambda: reader.log_end_offset == 40)
+            records.discard()
+            with pytest.raises(logstore.OffsetOutOfRangeError, match="truncated"):
+                next(records)
+            assert [b"old"] * 10 + [b"new"] * 30 == values(reader)
