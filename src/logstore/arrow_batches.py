@@ -88,20 +88,6 @@ class ScannableLog(ReadableLog, Protocol):
         ...
 
 
-class MappedSegment:
-    """
-    The bytes of a sealed segment in memory.
-
-    It keeps the open file: one that somebody holds is never cut in place.
-    """
-
-    __slots__ = ("handle", "mapping")
-
-    def __init__(self, handle: FileHandle, mapping: Mapping) -> None:
-        self.handle: Final = handle
-        self.mapping: Final = mapping
-
-
 class ArrowBatches:
     """
     An iterator over the record batches of a range of a log.
@@ -188,7 +174,7 @@ class ArrowBatches:
         self._aborted: AbortedTransactions | None = None  # Of the current segment, once needed.
         self._section: Any = None  # What one compressed batch is, as an Arrow buffer, or bytes
         self._section_batch: RecordBatch | None = None
-        self._mapped: MappedSegment | None = None
+        self._mapped: Mapping | None = None  # The current segment, if it is mapped.
         self._buffer: Any = None  # An Arrow buffer of the bytes at hand, for views.
         self._view = memoryview(b"")  # The bytes at hand; [position, filled) is to do.
         self._address = 0
@@ -526,12 +512,11 @@ class ArrowBatches:
             return
         with handle.lease() as fd:
             if handle.files.size(fd) < size_bytes:
-                return  # Reading says where it ends.
-            mapping = handle.files.map(fd, size_bytes)
-        self._mapped = MappedSegment(handle, mapping)
+                return  # Somebody has cut it: reading says where it ends.
+        mapping = self._mapped = segment.map_sealed()
         self._view = mapping.view
         self._address = mapping.address
-        self._filled = size_bytes
+        self._filled = min(size_bytes, mapping.size)
         self._gather.position = position
 
     def _viewed(self) -> Any:

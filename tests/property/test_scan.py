@@ -104,7 +104,7 @@ def test_scan_is_read(steps, start, stop, isolation, batch_rows, columns, views,
     """Over any batches, bounds, isolation and selection; the same when it is done again."""
     with contextlib.ExitStack() as stack:
         path = Path(stack.enter_context(tempfile.TemporaryDirectory()), "t-0")
-        log = stack.enter_context(logstore.open(path, config={"segment.bytes": 1000}))
+        log = stack.enter_context(logstore.open(path, config={"segment.bytes": 4000}))
         write(log, steps)
         if mode == "r":
             log.close()

@@ -401,3 +401,13 @@ def test_section():
         out = Gathered({"value"})
         stop = _native.gather_section(address, len(data), out.gather, **{**fields, **damage})
         assert BlockStop.INVALID == stop
+
+
+def test_null_behind_a_whole_batch():
+    """A batch that is taken in part finds bits that the one before it has set; a null clears its."""
+    rows = [Row(0, None, None), Row(0, None, None)]
+    data = GUARDED(encoded([(0, [Row(0, b"k", b"v")]), (1, rows)]))
+    out = Gathered({"offset", "key", "value", "headers"})
+    out.gather.stop_offset = 2
+    assert BlockStop.BOUND == out.batches(data)
+    assert [(b"k", b"v"), (None, None)] == [(row.key, row.value) for row in out.rows()]

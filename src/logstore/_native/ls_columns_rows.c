@@ -56,7 +56,7 @@ LS_INLINE void put_view(uint8_t *view, const uint8_t *bytes, int32_t size, uint6
     if (size > 0) memcpy(view + 4, bytes, (size_t)size);
 }
 
-/* ---- whole batches, values alone ------------------------------------------------------------ */
+/* ---- whole batches -------------------------------------------------------------------------- */
 /* Set the bits of `count` rows from `row` on. */
 static void set_bits(uintptr_t bitmap, int64_t row, int64_t count) {
     uint8_t *bits = (uint8_t *)bitmap;
@@ -72,74 +72,118 @@ LS_INLINE void clear_bit(uintptr_t bitmap, int64_t row) {
     *byte = (uint8_t)(*byte & ~(1 << row % 8));
 }
 
+/* The next item of a column of which all bits are set; there is room for it. */
+LS_INLINE void put_next(struct ls_gather_bytes *column, int64_t row, const uint8_t *bytes,
+                        int32_t size, bool exact) {
+    if (LS_LIKELY(size >= 0)) {
+        copy_bytes((uint8_t *)column->bytes + column->size, bytes, size, exact);
+        column->size += size;
+    } else {
+        clear_bit(column->validity, row);
+        column->null_count += 1;
+    }
+    ((int32_t *)column->offsets)[row + 1] = (int32_t)column->size;
+}
+
+/* The same, of views. `base` and `buffer` are the gather's. */
+LS_INLINE void put_next_view(struct ls_gather_bytes *column, int64_t row, const uint8_t *bytes,
+                             int32_t size, uintptr_t base, int32_t buffer) {
+    uint8_t *view = (uint8_t *)column->offsets + LS_GATHER_VIEW_BYTES * row;
+    if (LS_LIKELY(size >= 0)) {
+        put_view(view, bytes, size, (uint32_t)buffer | (uint64_t)((uintptr_t)bytes - base) << 32);
+        return;
+    }
+    memset(view, 0, LS_GATHER_VIEW_BYTES);
+    clear_bit(column->validity, row);
+    column->null_count += 1;
+}
+
+/* The two columns that a batch gives one value. */
+static void fill_constants(const struct ls_gather *gather, const struct ls_open_batch *batch) {
+    int32_t *types = (int32_t *)gather->timestamp_types;
+    int32_t *epochs = (int32_t *)gather->leader_epochs;
+    int32_t type = (batch->attributes & LS_LOG_APPEND_TIME_BIT) != 0;
+    int64_t end = gather->rows + batch->record_count;
+    for (int64_t row = gather->rows; types && row < end; ++row)
+        types[row] = type;
+    for (int64_t row = gather->rows; epochs && row < end; ++row)
+        epochs[row] = batch->leader_epoch;
+}
+
 /*
- * Append all records of a batch, for which there is room. Offsets that do not increase would let a
- * reader skip a record: damage, and `to` is as it was.
+ * Append all records of a batch. Offsets that do not increase would let a reader skip a record:
+ * damage, and `to` is as it was; so it is after LS_BLOCK_FULL, if a key or headers do not fit.
+ * values_only: there are neither keys nor headers.
  */
-LS_INLINE enum ls_block_stop put_values(struct ls_gather *to, const struct ls_open_batch *batch,
-                                        bool exact, bool views) {
+LS_INLINE enum ls_block_stop put_whole(struct ls_gather *to, const struct ls_open_batch *batch,
+                                       bool exact, bool views, bool values_only) {
     const uint8_t *at = batch->records;
-    const uint8_t *end = batch->end;
-    const int64_t base_offset = batch->base_offset;
     const bool stamped = batch->attributes & LS_LOG_APPEND_TIME_BIT;
     const int64_t base_timestamp = stamped ? batch->max_timestamp : batch->base_timestamp;
     const int64_t delta_mask = stamped ? 0 : -1;
     int64_t *offsets = (int64_t *)to->offsets;
     int64_t *timestamps = (int64_t *)to->timestamps;
-    int32_t *ends = (int32_t *)to->values.offsets;
-    uint8_t *bytes = (uint8_t *)to->values.bytes;
-    const uintptr_t validity = to->values.validity;
-    int64_t size = to->values.size;
-    int64_t null_count = 0;
+    const uintptr_t base = to->view_base;
+    const int32_t buffer = to->view_buffer;
+    /* Copies: what is stored through pointers might alias `to`. */
+    struct ls_gather_bytes values = to->values;
+    struct ls_gather_bytes keys = to->keys;
+    struct ls_gather_headers headers = to->headers;
     int64_t last_delta = -1;
     int64_t row = to->rows;
     const int64_t row_end = row + batch->record_count;
-    set_bits(validity, row, batch->record_count);
+    if (values.offsets) set_bits(values.validity, row, batch->record_count);
+    if (!values_only && keys.offsets) set_bits(keys.validity, row, batch->record_count);
     for (; row < row_end; ++row) {
         struct ls_record record;
-        at = ls_parse_record(at, end, &record);
+        at = ls_parse_record(at, batch->end, &record);
         if (LS_UNLIKELY(at == NULL || record.offset_delta <= last_delta)) return LS_BLOCK_INVALID;
         last_delta = record.offset_delta;
-        if (offsets) offsets[row] = base_offset + record.offset_delta;
+        if (offsets) offsets[row] = batch->base_offset + record.offset_delta;
         if (timestamps) {
             timestamps[row] = ls_wrapping_add(base_timestamp, record.timestamp_delta & delta_mask);
         }
-        if (views) {
-            uint8_t *view = (uint8_t *)ends + LS_GATHER_VIEW_BYTES * row;
-            if (LS_LIKELY(record.value_size >= 0)) {
-                put_view(view, record.value, record.value_size,
-                         (uint32_t)to->view_buffer |
-                             (uint64_t)((uintptr_t)record.value - to->view_base) << 32);
-                continue;
+        if (values_only || values.offsets) {
+            if (views) {
+                put_next_view(&values, row, record.value, record.value_size, base, buffer);
+            } else {
+                put_next(&values, row, record.value, record.value_size, exact);
             }
-            memset(view, 0, LS_GATHER_VIEW_BYTES);
-        } else {
-            if (LS_LIKELY(record.value_size >= 0)) {
-                copy_bytes(bytes + size, record.value, record.value_size, exact);
-                size += record.value_size;
-                ends[row + 1] = (int32_t)size;
-                continue;
-            }
-            ends[row + 1] = (int32_t)size;
         }
-        clear_bit(validity, row);
-        null_count += 1;
+        if (values_only) continue;
+        if (keys.offsets) {
+            if (views) {
+                put_next_view(&keys, row, record.key, record.key_size, base, buffer);
+            } else {
+                if (LS_UNLIKELY(record.key_size > keys.capacity - keys.size)) return LS_BLOCK_FULL;
+                put_next(&keys, row, record.key, record.key_size, exact);
+            }
+        }
+        if (headers.offsets) {
+            if (LS_LIKELY(record.header_count == 0)) {
+                ((int32_t *)headers.offsets)[row + 1] = (int32_t)headers.count;
+            } else if (!ls_put_headers(&headers, row, record.headers, at)) {
+                return LS_BLOCK_FULL;
+            }
+        }
     }
-    if (at != end || last_delta > batch->last_offset_delta) return LS_BLOCK_INVALID;
+    if (at != batch->end || last_delta > batch->last_offset_delta) return LS_BLOCK_INVALID;
+    fill_constants(to, batch);
     to->rows = row;
-    to->values.size = size;
-    to->values.null_count += null_count;
-    to->start_offset = base_offset + batch->last_offset_delta + 1;
+    to->values = values;
+    if (!values_only) {
+        to->keys = keys;
+        to->headers = headers;
+    }
+    to->start_offset = batch->base_offset + batch->last_offset_delta + 1;
     return LS_BLOCK_END;
 }
 
-/* Whether put_values may take the batch. */
-static bool takes_values(const struct ls_gather *gather, const struct ls_open_batch *batch) {
+/* Whether all of the batch is wanted, and has room if its keys and headers do. */
+static bool takes_whole(const struct ls_gather *gather, const struct ls_open_batch *batch) {
     return gather->record_position == 0 && batch->base_offset >= gather->start_offset &&
            batch->base_offset + batch->last_offset_delta < gather->stop_offset &&
-           batch->record_count <= gather->rows_max - gather->rows && gather->values.offsets &&
-           !gather->keys.offsets && !gather->headers.offsets && !gather->timestamp_types &&
-           !gather->leader_epochs &&
+           batch->record_count <= gather->rows_max - gather->rows &&
            (gather->view_base ||
             batch->end - batch->records <= gather->values.capacity - gather->values.size);
 }
@@ -148,9 +192,11 @@ static bool takes_values(const struct ls_gather *gather, const struct ls_open_ba
 /* Item `row` of a column; the room was looked at. */
 LS_INLINE void put_bytes(const struct ls_gather *gather, struct ls_gather_bytes *column,
                          int64_t row, const uint8_t *bytes, int32_t size, bool exact) {
-    if (row % 8 == 0) ((uint8_t *)column->validity)[row / 8] = 0;
-    ((uint8_t *)column->validity)[row / 8] |= (uint8_t)((size >= 0) << row % 8);
-    if (LS_LIKELY(size < 0)) column->null_count += 1;
+    uint8_t *byte = (uint8_t *)column->validity + row / 8;
+    uint8_t bit = (uint8_t)(1 << row % 8);
+    if (row % 8 == 0) *byte = 0;
+    *byte = (uint8_t)(size < 0 ? *byte & ~bit : *byte | bit); /* put_whole may have set it */
+    column->null_count += size < 0;
     if (gather->view_base) {
         uint8_t *view = (uint8_t *)column->offsets + LS_GATHER_VIEW_BYTES * row;
         put_view(view, bytes, size < 0 ? 0 : size,
@@ -268,9 +314,19 @@ LS_INLINE enum ls_block_stop put_rows(struct ls_gather *to, const struct ls_open
 LS_INLINE enum ls_block_stop put_batch_in(struct ls_gather *gather,
                                           const struct ls_open_batch *batch, const uint8_t *bytes,
                                           bool exact) {
-    if (LS_UNLIKELY(!takes_values(gather, batch))) return put_rows(gather, batch, bytes, exact);
-    return gather->view_base ? put_values(gather, batch, exact, true)
-                             : put_values(gather, batch, exact, false);
+    enum ls_block_stop stop = LS_BLOCK_FULL;
+    if (LS_LIKELY(takes_whole(gather, batch))) {
+        bool values_only =
+            gather->values.offsets && !gather->keys.offsets && !gather->headers.offsets;
+        if (gather->view_base) {
+            stop = values_only ? put_whole(gather, batch, exact, true, true)
+                               : put_whole(gather, batch, exact, true, false);
+        } else {
+            stop = values_only ? put_whole(gather, batch, exact, false, true)
+                               : put_whole(gather, batch, exact, false, false);
+        }
+    }
+    return stop == LS_BLOCK_FULL ? put_rows(gather, batch, bytes, exact) : stop;
 }
 
 static enum ls_block_stop put_batch_portable(struct ls_gather *gather,
