@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -71,11 +72,16 @@ def save_state(state: dict[str, str]) -> None:
 def run(what: str, command: list[str]) -> None:
     """Run one step from the root of the checkout; on failure name it and stop."""
     print(f"logstore: {what}", flush=True)
-    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    for name in ("PYTHONPATH", "PYTHONHOME"):
-        environment.pop(name, None)
-    if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
+    if not succeeds(command):
         fail(f"{what} failed; the reason stands above, `make` tries again from this step")
+
+
+def succeeds(command: list[str]) -> bool:
+    """Run a command from the root of the checkout and return whether it succeeded."""
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+        environment.pop(name, None)
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
 def check_headers() -> None:
@@ -126,8 +132,22 @@ def base_python() -> str:
 
 def install_lock(_state: dict[str, str]) -> None:
     """Install the pinned dependencies, each checked against its hashes."""
-    pip = [str(PYTHON), "-m", "pip", "install", "--quiet"]
-    run("install the dependencies", [*pip, "--require-hashes", "-r", str(LOCK)])
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--require-hashes", "-r"]
+    uv = [str(PYTHON), "-m", "uv", "pip", "install", "--quiet", "--python", str(PYTHON)]
+    with tempfile.TemporaryDirectory() as directory:
+        installer = Path(directory) / "installer.txt"
+        installer.write_text(pin_of("uv", LOCK.read_text(encoding="utf-8")), encoding="utf-8")
+        run("install the installer", [*pip, str(installer)])
+    print("logstore: install the dependencies", flush=True)
+    if not succeeds([*uv, "--require-hashes", "-r", str(LOCK)]):
+        # pip knows indexes and proxies of its own configuration that uv does not; it is slower.
+        run("install the dependencies with pip", [*pip, str(LOCK)])
+
+
+def pin_of(name: str, lock: str) -> str:
+    """Return what the lock says of one distribution: its version and hashes."""
+    (pin,) = (pin for pin in re.split(r"\n(?=\S)", lock) if pin.startswith(f"{name}=="))
+    return f"{pin}\n"
 
 
 def install_project(state: dict[str, str]) -> None:

@@ -20,8 +20,8 @@ fail() {
 
 command -v "$python" >/dev/null 2>&1 ||
     fail "no '$python' here; install Python 3.11 or later, or choose one with: make PYTHON=python3.12"
-found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
-    fail "'$python' does not run; choose another Python with: make PYTHON=python3.12"
+found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>&1) ||
+    fail "'$python' does not run ($(echo "$found" | sed -n 1p)); choose another with: make PYTHON=python3.12"
 case $found in
 2.* | 3.[0-9] | 3.10)
     fail "Python 3.11 or later is needed, '$python' is $found; choose another with: make PYTHON=python3.12"
