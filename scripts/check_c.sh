@@ -23,7 +23,8 @@ done
 [ "$checked" -gt 0 ] || { echo "logstore: neither gcc nor clang is there" >&2; exit 1; }
 
 headers=
-for directory in "$include" "$HOME"/.pyenv/versions/3.1[3-9]*/include/python3.1[3-9]; do
+for python in .venv/bin/python python3.13 python3.14 python3.15 "$HOME"/.pyenv/versions/3.1[3-9]*/bin/python3; do
+    directory=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null) || continue
     grep -qs 'Py_GIL_DISABLED' "$directory/pyconfig.h" && headers=$directory
 done
 if [ -z "$headers" ]; then

@@ -137,7 +137,7 @@ def install_lock(_state: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         installer = Path(directory) / "installer.txt"
         installer.write_text(pin_of("uv", LOCK.read_text(encoding="utf-8")), encoding="utf-8")
-        run("install the installer", [*pip, str(installer)])
+        run("install uv", [*pip, str(installer)])
     print("logstore: install the dependencies", flush=True)
     if not succeeds([*uv, "--require-hashes", "-r", str(LOCK)]):
         # pip knows indexes and proxies of its own configuration that uv does not; it is slower.

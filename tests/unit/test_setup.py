@@ -75,6 +75,14 @@ def test_missing_or_broken_compiler_is_named(environment, monkeypatch, capsys, c
     assert 1 == error.count("\n")
 
 
+def test_pin_of_one_distribution(environment):
+    """The installer is pinned where everything else is; its name may begin another's."""
+    pin = "uv==2 ; x \\\n    --hash=sha256:2 \\\n    --hash=sha256:3\n"
+    assert pin == environment.pin_of("uv", f"a==1 \\\n    --hash=sha256:1\n{pin}uvloop==4\n")
+    lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8")
+    assert environment.pin_of("uv", lock).count("--hash=") > 3
+
+
 class TestState:
     def test_round_trip(self, environment):
         """What was saved is loaded, if the environment's Python is there."""
