@@ -305,7 +305,7 @@ class AppendingPartition(WatermarkedPartition):
         """Roll; the lock is held."""
         self.sync_producer_state()
         sealed = self._local_log.active_segment
-        segment = self._local_log.roll(expected_next_offset)
+        segment = self._local_log.roll(expected_next_offset, recovery_point=self.recovery_point)
         base_offset = segment.base_offset
         self._show_active_segment()
         # The base offset may be above the log end: the snapshot belongs to the segment.

@@ -292,11 +292,13 @@ class LocalLog:
             is_fresh=True,
         )
 
-    def roll(self, expected_next_offset: int = 0) -> LogSegment:
+    def roll(self, expected_next_offset: int = 0, *, recovery_point: int = 0) -> LogSegment:
         """
         Seal the active segment and begin a new one at the log end, or at a higher offset.
 
-        An empty active segment with that base offset is replaced.
+        An empty active segment with that base offset is replaced. If everything in the active
+        segment was flushed, its indexes are, too, before the new one is there: from then on it is
+        not recovered after a crash. Else that is the flush's that comes later.
 
         Source: Kafka ``LocalLog.roll``; spec 5.8.
         """
@@ -320,6 +322,9 @@ class LocalLog:
                 offset=base_offset,
             )
         active.on_become_inactive()
+        if active.base_offset < self.log_end_offset <= recovery_point:
+            with self.poison.if_it_fails():
+                active.flush_indexes()
         segment = self.new_segment(base_offset)
         self.segments = self.segments.with_segment(segment)
         active.release()

@@ -10,10 +10,11 @@ Source: Kafka ``UnifiedLog``; spec 5.1, 5.5, 5.13.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -666,22 +667,46 @@ class Partition(NativeLog):
             # From the segment that ends there: sealing it has changed its files after their flush.
             segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
         for segment in segments:
-            try:
+            with self._unless_deleted(segment):
                 segment.flush(with_indexes=closing or segment is not active)
-            except (ClosedError, StorageError):
-                if self._local_log.segments.get(segment.base_offset) is segment:
-                    raise  # Else retention has deleted it meanwhile.
-        if self._local_log.active_segment is not active:
-            active.flush_indexes()  # It was sealed meanwhile.
         if segments and segments[-1].base_offset >= start:
             self._files.fsync_directory(self._directory)
-        with self._lock:
+        with self._sealed_meanwhile_flushed(active):
             # A truncation in between may have put other bytes below the offset.
             if truncations == self._truncations.count and recovery_point > self.recovery_point:
                 self._watermarks.set_recovery_point(recovery_point)
                 self._last_flush_ms = self._clock.milliseconds()
                 if self._checkpoints is not None:
                     self._checkpoints.maybe_write(self._watermarks.snapshot)
+
+    @contextlib.contextmanager
+    def _unless_deleted(self, segment: LogSegment) -> Iterator[None]:
+        """Forgive what fails because retention or a truncation has deleted the segment."""
+        try:
+            yield
+        except (ClosedError, StorageError):
+            if self._local_log.segments.get(segment.base_offset) is segment:
+                raise
+
+    @contextlib.contextmanager
+    def _sealed_meanwhile_flushed(self, active: LogSegment) -> Iterator[None]:
+        """
+        Hold the lock when what was the active segment still is, or its indexes are on the device.
+
+        Once the recovery point is behind it a sealed segment is not recovered any more.
+        """
+        self._lock.acquire()
+        try:
+            if self._local_log.active_segment is not active:
+                self._lock.release()
+                try:
+                    with self._unless_deleted(active):
+                        active.flush_indexes()
+                finally:
+                    self._lock.acquire()
+            yield
+        finally:
+            self._lock.release()
 
     @property
     def last_flush_ms(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from pathlib import Path
 
 import crash_workload as workload
 import pytest
@@ -153,3 +154,32 @@ def test_power_loss_during_truncation(directory, name):
             assert list(log.check()) == []
             assert log.append(b"on") == log.log_end_offset - 1
             recovered.drop()
+
+
+def test_power_loss_after_sealing_a_flushed_segment(directory):
+    """Everything was flushed when a segment was sealed: its indexes are right without recovery."""
+    for seed in range(5 * SEEDS):
+        files = SimulatedFiles(seed)
+        (directory / f"sealed-{seed}").mkdir()
+        session = workload.Session(os.fspath(directory / f"sealed-{seed}" / "log-0"), files)
+        log = session.open()
+        for number in range(13):
+            session.clock.advance(60_000)  # So that each flush writes the recovery point.
+            log.append(b"%d" % number, timestamp=workload.NOW_MS + number, sync=True)
+        log.roll()
+        sealed = log.segments[0]
+        paths = [Path(index.path) for index in (sealed.offset_index, sealed.time_index)]
+        contents = [path.read_bytes() for path in paths]
+        assert all(contents)
+        following = log.active_segment.log_path
+        files.crash()
+        session.drop()
+        # Where the following segment is not there, this one is recovered.
+        if os.path.exists(following):
+            assert contents == [path.read_bytes() for path in paths], f"seed {seed}"
+        recovered = workload.Session(session.path, clock=session.clock)
+        log = recovered.open()
+        for number in range(13):
+            assert number == log.fetch_offset_by_timestamp(workload.NOW_MS + number).offset
+        assert list(log.check()) == []
+        recovered.drop()

@@ -74,3 +74,22 @@ def test_verify_after_truncation_and_crash(session):
         assert [] == [str(damage) for damage in verify_partition(Path(session.path))]
     finally:
         session.open()
+
+
+def test_lost_tail_of_a_sealed_segment(session):
+    """Decision 0030: the gap that is left is read over, and verify names it."""
+    log = session.log
+    before = [record.offset for record in log.read()]
+    sealed = log.segments[2]
+    *_, last = sealed.headers()
+    session.drop()
+    os.truncate(sealed.log_path, last.position)
+    gaps = [str(damage) for damage in verify_partition(Path(session.path)) if "gap" in str(damage)]
+    log = session.open()
+    lost = range(last.base_offset, last.next_offset)
+    assert [offset for offset in before if offset not in lost] == [
+        record.offset for record in log.read()
+    ]
+    assert before[-1] + 1 == log.log_end_offset
+    assert 1 == len(gaps), gaps
+    assert str(lost[0]) in gaps[0]
