@@ -269,6 +269,8 @@ class _Recovery:
             self._update_producers(data, fitting)
             self.valid_bytes = int(fitting["position"][-1] + fitting["size_bytes"][-1])
         if len(above):
+            if self._goes_back(data, batches, int(above[0])):
+                return False
             offset = int(batches["last_offset"][above[0]])
             raise SegmentOffsetOverflowError(
                 f"offset {offset} is not within 2^31 - 1 of base offset {base_offset};"
@@ -278,6 +280,23 @@ class _Recovery:
                 position=self.valid_bytes,
             )
         return len(below) == 0
+
+    def _goes_back(self, data: memoryview, batches: _Batches, at: int) -> bool:
+        """
+        Whether the batch behind one that is too far up begins below it.
+
+        Then that one's base offset is damaged, which no CRC covers: a segment that only holds too
+        much has rising offsets. Of the last batch nobody can tell.
+        """
+        if at + 1 < len(batches):
+            following = int(batches["base_offset"][at + 1])
+        else:
+            end = batches["position"][at] + batches["size_bytes"][at] - batches["position"][0]
+            header = data[int(end) :][:BATCH_OVERHEAD]
+            if len(header) < BATCH_OVERHEAD or header[16] != 2:
+                return False
+            following = int.from_bytes(header[:8], "big", signed=True)
+        return self.segment.base_offset <= following < int(batches["base_offset"][at])
 
     def _index(self, batches: _Batches) -> None:
         last_offsets = batches["last_offset"]

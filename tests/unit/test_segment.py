@@ -93,3 +93,27 @@ def test_lost_tail_of_a_sealed_segment(session):
     assert before[-1] + 1 == log.log_end_offset
     assert 1 == len(gaps), gaps
     assert str(lost[0]) in gaps[0]
+
+
+@pytest.mark.parametrize("flipped", [3, 4])
+@pytest.mark.parametrize("bit", [31, 40, 61])
+def test_flipped_base_offset(session, bit, flipped):
+    """A base offset far too high, with lower ones behind it, does not move the log end there."""
+    log = session.log
+    for number in range(6):
+        log.append(b"single-%d" % number)
+    session.clock.advance(60_000)  # So that the flush writes the recovery point.
+    log.flush()
+    values = [(record.offset, record.value) for record in log.read()]
+    segment = log.active_segment
+    header = list(segment.headers())[flipped]
+    session.drop()
+    with open(segment.log_path, "r+b") as file:
+        file.seek(header.position)
+        file.write((header.base_offset | 1 << bit).to_bytes(8, "big"))
+    log = session.open()
+    there = [(record.offset, record.value) for record in log.read()]
+    assert [each for each in values if each[0] < header.base_offset] == there
+    assert header.base_offset == log.log_end_offset
+    kept = list((Path(session.path) / "quarantine").rglob("*.log.from-*"))
+    assert 1 == len(kept)
