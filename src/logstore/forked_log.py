@@ -1,5 +1,5 @@
 """
-A log in a forked child: it goes on reading what its parent's log held at the fork.
+A log in a forked child: it goes on reading, also what its parent goes on to write.
 
 Another thread of the parent may have been anywhere when this one forked: inside an append, or
 holding any lock. So the child looks at nothing but plain values of the objects that it inherits. It
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from logstore.errors import CorruptRecordError
 from logstore.index import TimestampOffset
+from logstore.live_view import LiveView
 from logstore.local_log import Segments
+from logstore.scheduler import ThreadScheduler
 from logstore.segment import LogSegment
 from logstore.view_loader import ViewSegment
+from logstore.watermarks import Watermarks
 
 if TYPE_CHECKING:
     from logstore.log import Log
@@ -94,6 +97,10 @@ def become_reader_of_parent(log: Log) -> None:
     """Make an inherited log readable; called in a child before anything else uses it."""
     local_log = log._local_log
     log._lock = threading.RLock()
+    if log._view is not None:
+        log._view.after_fork()
+        _begin_reads_again(log)
+        return
     log._bind_writer(None)
     parents = list(local_log.segments)
     segments: list[LogSegment] = [
@@ -114,5 +121,32 @@ def become_reader_of_parent(log: Log) -> None:
         segment._aborted = parents_segment._aborted
     local_log.segments = Segments(segments)
     local_log._held = None
+    if log._live is not None:
+        _follow_parent(log)
+    _begin_reads_again(log)
+
+
+def _follow_parent(log: Log) -> None:
+    """See what the parent goes on to write, once the log is looked at."""
+    marks = log._watermarks._marks
+    log._live = log._truncations.live = None  # Its descriptor was closed.
+    log._watermarks = Watermarks(
+        "replicas",
+        log_start_offset=marks.log_start_offset,
+        recovery_point=marks.recovery_point,
+        log_end=log._log_end_offset_metadata,
+    )
+    log.look_through(
+        LiveView(
+            log.directory,
+            log.config,
+            files=log._files,
+            clock=log.clock,
+            scheduler=ThreadScheduler(log.clock),
+        )
+    )
+
+
+def _begin_reads_again(log: Log) -> None:
     for reader in log.readers:
         reader.relocate()

@@ -34,20 +34,20 @@ from logstore.live_offsets import (
 )
 from logstore.live_segment import LiveSegment
 from logstore.loader import LoadedLog, offset_of_file
+from logstore.partition import LEADER_EPOCH_FILE
 from logstore.partition_state import PartitionState, state_path_of
 from logstore.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, segment_file_name
+from logstore.view_loader import ViewLoader
 from logstore.writer_lock import LOCK_FILE, LOCK_FILE_BYTES_MAX, has_writer, is_signed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from logstore._native import PageOffsets
+    from logstore._native import LivePage, PageOffsets
     from logstore.clock import Clock
     from logstore.config import LogConfig
     from logstore.files import Files
     from logstore.partition import Partition
+    from logstore.scheduler import Scheduler
     from logstore.segment import LogSegment
-    from logstore.view_loader import ViewLoader
 
 LOOK_SECONDS: Final = 0.1  # How long a writer may be gone before that is noticed.
 RETRY_SECONDS: Final = 0.001
@@ -94,7 +94,6 @@ class LiveView:
     Args:
         directory: The log's.
         config: The log's.
-        new_loader: Makes the loader for a log that nobody writes.
 
     **Thread rule**: any thread may refresh; changes are made under the log's lock.
     """
@@ -103,14 +102,14 @@ class LiveView:
         self,
         directory: str,
         config: LogConfig,
-        new_loader: Callable[[], ViewLoader],
         *,
         files: Files,
         clock: Clock,
+        scheduler: Scheduler,
     ) -> None:
         self._directory = directory
         self._config = config
-        self._new_loader = new_loader
+        self._scheduler = scheduler
         self._files = files
         self._clock = clock
         self._log: Partition | None = None
@@ -126,9 +125,9 @@ class LiveView:
 
     # -- the first look ----------------------------------------------------------------------------
 
-    def load(self, loader: ViewLoader) -> LoadedLog:
+    def load(self) -> tuple[ViewLoader, LoadedLog]:
         """
-        Return the log as it can be seen now.
+        Return the log as it can be seen now, and who has looked.
 
         Raises:
             StorageError: It cannot be read.
@@ -136,10 +135,11 @@ class LiveView:
         deadline = self._clock.monotonic() + SETTLE_SECONDS
         patience = self._clock.monotonic() + LOOK_SECONDS
         while True:
+            loader = self._new_loader()
             seen = self._see(loader, is_patient=self._clock.monotonic() < patience)
             if seen is not None:
                 self._seen = seen
-                return LoadedLog(
+                return loader, LoadedLog(
                     seen.segments, seen.log_start_offset, seen.recovery_point, seen.log_end
                 )
             if self._clock.monotonic() >= deadline:
@@ -147,7 +147,20 @@ class LiveView:
                     f"{self._directory} keeps changing; try again", path=self._directory
                 )
             self._clock.sleep(RETRY_SECONDS)
-            loader = self._new_loader()
+
+    def _new_loader(self) -> ViewLoader:
+        state = PartitionState.for_reading(self._directory, files=self._files)
+        return ViewLoader(
+            self._directory,
+            self._config,
+            log_start_offset=state.log_start_offset,
+            recovery_point=state.recovery_point,
+            had_clean_shutdown=state.had_clean_shutdown,
+            files=self._files,
+            clock=self._clock,
+            scheduler=self._scheduler,
+            epochs_path=os.path.join(self._directory, LEADER_EPOCH_FILE),
+        )
 
     def attach(self, log: Partition) -> None:
         """Begin to bring this log, which was made of what :meth:`load` returned, up to date."""
@@ -214,9 +227,17 @@ class LiveView:
             active.grow(shown.size_bytes, shown.offset_entry_count, shown.time_entry_count)
         else:
             listed = self._list_segments(shown, before)
-            if listed is None or file.page.change_count != shown.change_count:
+            later = file.page.load()
+            if (
+                listed is None
+                or later is None
+                or later.history != shown.history
+                or later.log_start_offset > shown.log_end_offset
+            ):
                 return None
             segments = listed
+            # What was deleted while the directory was listed is below the log start of now.
+            shown = shown._replace(log_start_offset=later.log_start_offset)
         self._note_truncations(shown.truncation_count)
         end = shown.log_end_offset
         high_watermark = end if shown.high_watermark < 0 else min(shown.high_watermark, end)
@@ -393,9 +414,12 @@ class LiveView:
         return State.CLOSED if self._seen is None else self._seen.state
 
     @property
-    def file(self) -> LiveFile | None:
-        """The live offsets, if the log has any that can be read here."""
-        return self._file
+    def page(self) -> LivePage | None:
+        """What a writer that lives shows; None where it cannot be told that somebody waits."""
+        file = self._file
+        if file is None or not file.is_writable or self.state is not State.LIVE:
+            return None
+        return file.page
 
     def refresh(self) -> None:
         """
@@ -498,7 +522,7 @@ class LiveView:
     def after_fork(self) -> None:
         """Begin anew in a forked child: another thread may have held the lock."""
         self._guard = threading.RLock()
-        self._seen = None
+        self._seen = self._file = None
         self._look_at = 0.0
         self._change_count = -1
 

@@ -204,7 +204,8 @@ class LocalLog:
     @property
     def log_end_offset(self) -> int:
         """What the next record gets."""
-        return self.writer.log_end_offset
+        held = self._held
+        return self.writer.log_end_offset if held is None else held.message_offset
 
     @property
     def log_end_offset_metadata(self) -> LogOffsetMetadata:
@@ -231,7 +232,6 @@ class LocalLog:
     def hold(self, log_end: LogOffsetMetadata) -> None:
         """Set the log end and its place, of a log that another process writes."""
         self._held = log_end
-        self.writer.publish(log_end.message_offset)
 
     def attach(self) -> LogSegment:
         """Attach the writer to the active segment, if it is not yet, and return the segment."""

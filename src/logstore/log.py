@@ -25,13 +25,13 @@ from logstore.config import LogConfig
 from logstore.errors import LogStoreError
 from logstore.extending import Extender
 from logstore.files import REAL_FILES, Files
+from logstore.follow import Follower
 from logstore.given_records import Headers, header_pairs, milliseconds_of
 from logstore.leader_epoch import LeaderEpochCache
 from logstore.live_view import LiveView
 from logstore.loader import LogLoader
 from logstore.local_log import LocalLog
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
-from logstore.partition_state import PartitionState
 from logstore.producer_state import ProducerStateManager
 from logstore.reader import (
     Isolation,
@@ -45,7 +45,6 @@ from logstore.reader import (
 from logstore.scheduler import Scheduler, ThreadScheduler
 from logstore.snapshot_files import SnapshotFiles
 from logstore.unified_log import MAX_TIMESTAMP, UnifiedLog
-from logstore.view_loader import ViewLoader
 
 if TYPE_CHECKING:
     from logstore.producer_state import VerificationGuard
@@ -208,49 +207,23 @@ class Log(UnifiedLog):
         directory: str | os.PathLike[str],
         config: LogConfig | Mapping[str, object] | None = None,
         *,
-        log_start_offset: int = 0,
-        recovery_point: int = 0,
-        had_clean_shutdown: bool = True,
         clock: Clock = SYSTEM_CLOCK,
         scheduler: Scheduler | None = None,
         files: Files = REAL_FILES,
-        follow_writer: bool = False,
     ) -> Self:
         """
         Load a partition's directory for reading, and change nothing there.
 
-        The log is what :meth:`create` would make of it, up to the end that it has now. Arguments
-        and errors are as there. With ``follow_writer`` what is known of the log outside its
-        segments is looked for here, and the log goes on with what another process writes.
+        Beside a writer the log goes on with what that writes; else it is what :meth:`create` would
+        make of it, until somebody begins to write. Arguments and errors are as there.
         """
         path = os.fspath(directory)
         config = LogConfig.of(config)
         own_scheduler = None
         if scheduler is None:
             scheduler = own_scheduler = ThreadScheduler(clock)
-        background = scheduler
-
-        def new_loader() -> ViewLoader:
-            state = PartitionState.for_reading(path, files=files) if follow_writer else None
-            return ViewLoader(
-                path,
-                config,
-                log_start_offset=log_start_offset if state is None else state.log_start_offset,
-                recovery_point=recovery_point if state is None else state.recovery_point,
-                had_clean_shutdown=(
-                    had_clean_shutdown if state is None else state.had_clean_shutdown
-                ),
-                files=files,
-                clock=clock,
-                scheduler=background,
-                epochs_path=os.path.join(path, LEADER_EPOCH_FILE),
-            )
-
-        loader = new_loader()
-        view = None
-        if follow_writer:
-            view = LiveView(path, config, new_loader, files=files, clock=clock)
-        loaded = loader.load() if view is None else view.load(loader)
+        view = LiveView(path, config, files=files, clock=clock, scheduler=scheduler)
+        loader, loaded = view.load()
         local_log = LocalLog(
             path,
             config,
@@ -272,15 +245,14 @@ class Log(UnifiedLog):
             clock=clock,
             scheduler=scheduler,
             own_scheduler=own_scheduler,
-            high_watermark="log_end" if view is None else "replicas",
+            high_watermark="replicas",
             partition_metadata=PartitionMetadataFile(
                 os.path.join(path, PARTITION_METADATA_FILE), files=files
             ),
             read_only=True,
         )
         log = log._begun()
-        if view is not None:
-            log.look_through(view)
+        log.look_through(view)
         return log
 
     # -- append ------------------------------------------------------------------------------------
@@ -495,6 +467,33 @@ class Log(UnifiedLog):
             verify_crc=verify_crc,
             views=views,
         )
+
+    def follow(
+        self,
+        start: Start = "latest",
+        *,
+        timeout: float | None = None,
+        isolation: Isolation = "read_committed",
+        spin: float = 0.0,
+    ) -> Follower[Record]:
+        """
+        Return an iterator over the records from ``start`` on that waits for more; also async.
+
+        It works in the writer's process and in others, from threads and event loops.
+
+        Args:
+            start: As in :meth:`read`.
+            timeout: How many seconds without a record end the iteration; None: it does not end.
+            isolation: As in :meth:`read`: the default waits for transactions to be decided.
+            spin: How many seconds to look without sleeping first: another process's record is
+                seen sooner, for all of a core.
+
+        Raises:
+            OffsetOutOfRangeError: ``start`` is not in the log.
+        """
+        self.check_open()
+        first = start_offset(self, start, isolation)
+        return Follower(self, first, isolation, timeout=timeout, spin=spin)
 
     def __iter__(self) -> RecordIterator[Record]:
         return self.read()

@@ -145,9 +145,7 @@ def _open_for_reading(
             f"there is no log in {directory}; check the path, or open it with mode 'a'",
             path=directory,
         )
-    return Log.view(
-        directory, config, clock=clock, scheduler=scheduler, files=files, follow_writer=True
-    )
+    return Log.view(directory, config, clock=clock, scheduler=scheduler, files=files)
 
 
 def _directory_of(path: str | os.PathLike[str]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from logstore._native import NativeLog, Writer
+from logstore._native import LivePage, NativeLog, Writer
 from logstore.config import LogConfig
 from logstore.errors import (
     ClosedError,
@@ -65,12 +65,21 @@ class View(Protocol):
         """Begin with a log."""
         ...
 
+    @property
+    def page(self) -> LivePage | None:
+        """What its writer shows, and wakes by."""
+        ...
+
     def refresh(self) -> None:
         """Bring the log to what can be read now."""
         ...
 
     def close(self) -> None:
         """Give up what is held for that."""
+        ...
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child."""
         ...
 
 
@@ -315,8 +324,10 @@ class Partition(NativeLog):
     @property
     def log_end_offset(self) -> int:
         """What the next record gets."""
-        self._look()
-        return self._writer.log_end_offset
+        if self._view is None:
+            return self._writer.log_end_offset
+        self._view.refresh()
+        return self._local_log.log_end_offset
 
     @property
     def high_watermark(self) -> int:
@@ -468,6 +479,13 @@ class Partition(NativeLog):
         """See from now on what another process writes."""
         view.attach(self)
         self._view = view
+
+    @property
+    def live_page(self) -> LivePage | None:
+        """What shows each move of the log and wakes who waits; None: it has to be looked at."""
+        if self._live is not None:
+            return self._live.page
+        return None if self._view is None else self._view.page
 
     def _show_active_segment(self) -> None:
         """Let other processes see which segment is active, after a roll or a truncation."""

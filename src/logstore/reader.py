@@ -389,6 +389,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                     self._remaining -= len(items)
                 return items
         self._buffer = memoryview(b"")
+        self._origin += self._position  # Where a read that goes on does so.
         self._filled = self._position = 0
         return None
 

@@ -7,12 +7,14 @@ Rules and format are in ``live_offsets.py``; here each native function has a met
 from __future__ import annotations
 
 import errno
+import mmap
 import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore._native._core import ffi, lib
 from logstore._native.io import Mapping, check
+from logstore._native.kernels import address_of
 from logstore._native.records import _objects
 
 LIVE_BYTES: Final = lib.LS_LIVE_BYTES
@@ -92,18 +94,29 @@ class LivePage:
     **Thread rule**: the methods of the writer under the log's lock; all others from any thread.
     """
 
-    __slots__ = ("_address", "_end_address", "_mapping")
+    __slots__ = ("_address", "_end_address", "_memory")
 
     def __init__(self, mapping: Mapping) -> None:
         assert len(mapping) >= LIVE_BYTES
-        self._mapping = mapping
-        self._address = mapping.address
-        self._end_address = self._address + _END_AT
+        self._set(mapping.view, mapping.address)
+
+    def _set(self, memory: memoryview, address: int) -> None:
+        self._memory = memory  # It keeps what is behind it.
+        self._address = address
+        self._end_address = address + _END_AT
+
+    @classmethod
+    def private(cls) -> LivePage:
+        """Return a page of this process alone: to wait on, and to be woken by a poke."""
+        page = cls.__new__(cls)
+        memory = memoryview(mmap.mmap(-1, LIVE_BYTES))
+        page._set(memory, address_of(memory))
+        return page
 
     @property
     def header(self) -> bytes:
         """The first bytes, of which the native core knows only the size."""
-        return bytes(self._mapping.view[:LIVE_HEADER_BYTES])
+        return bytes(self._memory[:LIVE_HEADER_BYTES])
 
     # -- the writer --------------------------------------------------------------------------------
 

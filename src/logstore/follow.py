@@ -1,0 +1,358 @@
+"""
+Reading that waits for more: the records of a log as they come.
+
+===========================  ======================================================================
+who waits                    how
+===========================  ======================================================================
+a thread                     sleeps on the futex of the log's live offsets; a signal, a close and
+                             the end of the writer wake it
+asyncio, selectors, trio     one thread of the process sleeps on up to 127 logs at once, and tells
+                             who waits for them: ``waiting.py``
+a log without live offsets   is looked at every 20 ms
+===========================  ======================================================================
+
+A wait neither takes the C append path away from the writer nor costs it more than a wake-up.
+
+Source: Kafka ``KafkaConsumer.poll``; DESIGN.md D3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+
+from logstore.errors import ClosedError, OffsetOutOfRangeError
+from logstore.reader import Isolation, RecordIterator
+from logstore.waiting import Signal, WatchedLog, watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logstore._native import LivePage
+
+ItemT_co = TypeVar("ItemT_co", covariant=True)
+
+SLICE_SECONDS: Final = 0.1  # The longest sleep: a writer that was killed wakes nobody.
+POLL_SECONDS: Final = 0.02  # Of a log that cannot wake.
+_NOTHING: Final = object()
+
+
+class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
+    """
+    The records of a log from one offset on, for as long as it is open.
+
+    Iterating waits for the next record; so does ``async for``. Ends after ``timeout`` seconds
+    without a record, when it is closed, and when the log is closed. After a timeout it may be gone
+    on with.
+
+    Example::
+
+        with log.follow("earliest", timeout=5.0) as records:
+            for record in records:
+                print(record.offset, record.value)
+
+    **Lifetime**: keep it in a ``with`` block, or call :meth:`close`.
+
+    **Thread rule**: one thread, or task, at a time; :meth:`close` from any.
+
+    **Cost**: as reading; 256 KiB of memory while it reads, none while it waits.
+
+    Raises:
+        OffsetOutOfRangeError: The records at its position were deleted, or the log was truncated
+            below it; the error has the valid range.
+        CorruptRecordError: At damage.
+    """
+
+    __slots__ = ("_event", "_is_over", "_patience", "_signal", "_spin", "_timeout", "_watched")
+
+    def __init__(
+        self,
+        log: WatchedLog,
+        start: int,
+        isolation: Isolation,
+        *,
+        timeout: float | None = None,
+        spin: float = 0.0,
+        values_only: bool = False,
+    ) -> None:
+        if timeout is not None and timeout < 0:
+            raise ValueError(f"timeout {timeout} is negative; give seconds, or None to wait on")
+        if spin < 0:
+            raise ValueError(f"spin {spin} is negative; give seconds")
+        self._watched = log
+        self._timeout = timeout
+        self._patience = timeout
+        self._spin = spin
+        self._is_over = False
+        self._event = threading.Event()
+        self._signal: Signal | None = None
+        super().__init__(log, start, None, isolation, values_only=values_only)
+
+    # -- where it is -------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """The offset of the next record, or where it will be looked for."""
+        return self.next_offset
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are readable and not taken yet."""
+        return max(0, self._log.reading_end(self._isolation) - self.position)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_over
+
+    def __repr__(self) -> str:
+        state = " closed" if self._is_over else ""
+        return f"<{type(self).__name__} position={self.position}{state}>"
+
+    # -- blocks ------------------------------------------------------------------------------------
+
+    def _next_block(self) -> list[Any] | None:
+        patience = self._patience
+        deadline = None if patience is None else time.monotonic() + patience
+        while not self._is_over:
+            try:
+                block = self._block_at_hand()
+            except ClosedError:
+                if self._watched.is_closed:
+                    return None
+                raise
+            if block is not None:
+                return block
+            if deadline is None:
+                self._sleep(SLICE_SECONDS)
+                continue
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                return None
+            self._sleep(min(rest, SLICE_SECONDS))
+        return None
+
+    def _block_at_hand(self) -> list[Any] | None:
+        """Return a block if there is one now."""
+        log = self._watched
+        while True:
+            end = log.reading_end(self._isolation)
+            if end <= self._next and self._truncations == log.truncations:
+                self._check_start()
+                return None
+            self._check_start()
+            self._has_begun = False  # The end is where it is now.
+            if self._segments and self._segments[0] is not log.active_segment:
+                self.relocate()  # Rolled.
+            elif not self._segments and self._handle is not None:
+                self.relocate()
+            block = super()._next_block()
+            if block:
+                return block
+            # Only batches without records, or a truncation: look again.
+
+    def _check_start(self) -> None:
+        first = self._log.log_start_offset
+        if self._next < first:
+            raise OffsetOutOfRangeError(
+                f"offset {self._next} is below the log start {first}: the records were deleted"
+                f" before they were read; follow from {first}",
+                log_start_offset=first,
+                log_end_offset=self._log.reading_end(self._isolation),
+                offset=self._next,
+            )
+
+    def has_news(self) -> bool:
+        """Whether the next step has something to do other than to wait."""
+        if self._is_over or self._watched.is_closed or self.has_items:
+            return True
+        log = self._watched
+        return (
+            log.reading_end(self._isolation) > self._next
+            or self._truncations != log.truncations
+            or self._next < log.log_start_offset
+        )
+
+    @property
+    def page(self) -> LivePage | None:
+        """What shows the moves of the log."""
+        return self._watched.live_page
+
+    @property
+    def has_items(self) -> bool:
+        """Whether an item can be taken at once."""
+        block = self._block
+        return block is not None and self._index < len(block)
+
+    # -- a thread waits ----------------------------------------------------------------------------
+
+    def _sleep(self, seconds: float) -> None:
+        """Return after a move of the log, or a time; too early is no harm."""
+        page = self._watched.live_page
+        if page is None:
+            self._event.wait(min(seconds, POLL_SECONDS))
+            return
+        if self._spin > 0:
+            end, changes = page.log_end_offset, page.change_count
+            if self.has_news() or page.spin(end, changes, min(seconds, self._spin)):
+                return
+        word = page.prepare()
+        if not self.has_news() and not page.wait(word, seconds):
+            self._event.wait(min(seconds, POLL_SECONDS))
+
+    def _wake(self) -> None:
+        self._event.set()
+        page = self._watched.live_page
+        if page is not None:
+            page.poke()
+        watcher().look()
+
+    def discard(self) -> None:
+        """Drop what was made but not taken, and stop waiting: the log was closed."""
+        super().discard()
+        self._wake()
+
+    def close(self) -> None:
+        """End the iteration, also one that waits in another thread; a second call does nothing."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._discard()
+        self._wake()
+        signal, self._signal = self._signal, None
+        if signal is not None:
+            watcher().disarm(self)
+            signal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- many at once ------------------------------------------------------------------------------
+
+    def batch(self, max_records: int | None = None, timeout: float | None = None) -> list[ItemT_co]:
+        """
+        Return the records at hand, waiting for the first one.
+
+        Args:
+            max_records: As many at most; None: what one read gives.
+            timeout: Seconds to wait; None: as long as the follower does. 0 does not wait.
+
+        Returns:
+            An empty list after the timeout, or at the end.
+        """
+        if max_records is not None and max_records < 0:
+            raise ValueError(f"max_records {max_records} is negative; give how many, or None")
+        if max_records == 0:
+            return []
+        first = self._next_item(self._timeout if timeout is None else timeout)
+        if first is _NOTHING:
+            self._note_emptiness()
+            return []
+        block = self._block
+        rest = 0 if block is None else len(block) - self._index
+        if max_records is not None:
+            rest = min(rest, max_records - 1)
+        return [first, *itertools.islice(self, rest)] if rest else [first]
+
+    def _next_item(self, patience: float | None) -> Any:
+        """Return the next item, or _NOTHING after some seconds, or at the end."""
+        if self.has_items:
+            return next(self)
+        before, self._patience = self._patience, patience
+        try:
+            return next(self, _NOTHING)
+        finally:
+            self._patience = before
+
+    # -- somebody else waits -----------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """
+        Return a descriptor that is readable when :meth:`batch` has something to do, for selectors.
+
+        After it became readable, take batches with ``timeout=0`` until one is empty.
+        """
+        if self._is_over:
+            raise ClosedError("the follower is closed; follow the log again")
+        if self._signal is None:
+            self._signal = Signal()
+            self._note_emptiness()
+        return self._signal.fileno()
+
+    def _note_emptiness(self) -> None:
+        """Have the descriptor become readable again at the next move."""
+        signal = self._signal
+        if signal is not None:
+            signal.clear()
+            watcher().arm(self, signal.set)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT_co:
+        if self.has_items:
+            return next(self)
+        item = await self._next_item_later(self._timeout)
+        if item is _NOTHING:
+            raise StopAsyncIteration
+        return item  # type: ignore[no-any-return]
+
+    async def batch_later(
+        self,
+        max_records: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the same signature
+    ) -> list[ItemT_co]:
+        """Return what :meth:`batch` does, without holding up the event loop meanwhile."""
+        if not self.has_items and max_records != 0:
+            await self._wait_later(self._timeout if timeout is None else timeout)
+        return self.batch(max_records, timeout=0)
+
+    async def _next_item_later(self, patience: float | None) -> Any:
+        deadline = None if patience is None else time.monotonic() + patience
+        while True:
+            item = self._next_item(0)
+            if item is not _NOTHING or self._is_over or self._watched.is_closed:
+                return item
+            rest = None if deadline is None else deadline - time.monotonic()
+            if not await self._wait_later(rest):
+                return _NOTHING
+
+    async def _wait_later(self, patience: float | None) -> bool:
+        """Return True when there is news, False after some seconds. May be cancelled any time."""
+        if self.has_news():
+            return True
+        if patience is not None and patience <= 0:
+            return False
+        loop = asyncio.get_running_loop()
+        news: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop was closed.
+                loop.call_soon_threadsafe(_set_result, news)
+
+        disarm: Callable[[], None] = watcher().arm(self, tell)
+        try:
+            await asyncio.wait_for(news, patience)
+        except TimeoutError:
+            return False
+        finally:
+            disarm()
+        return True
+
+
+def _set_result(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
