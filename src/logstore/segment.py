@@ -462,6 +462,8 @@ class LogSegment(ReadableSegment):
     def flush_indexes(self) -> None:
         """Make the indexes durable; nothing happens if they are."""
         self._write_aborted()
+        if (writer := self._writer) is not None:
+            writer.settle_entries()
         self.offset_index.flush()
         self.time_index.flush()
         self.txn_index.flush()

@@ -217,6 +217,7 @@ class ReadableSegment(SegmentFiles):
         with self._guard:
             writer = self._writer
             if writer is not None:
+                writer.settle_entries()
                 for index, count in (
                     (self.offset_index, writer.offset_entry_count),
                     (self.time_index, writer.time_entry_count),

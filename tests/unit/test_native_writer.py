@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,9 +178,50 @@ class TestAppendOne:
         log._bind_writer(segment.writer)
         for i in range(7):
             log.append(b"1", key=b"a", timestamp=NOW + i)
+        segment.writer.settle_entries()
         assert [(3, 210), (6, 420)] == segment.offset_entries()
         assert [(NOW + 3, 3), (NOW + 6, 6)] == segment.time_entries()
         assert (2, 2) == (segment.writer.offset_entry_count, segment.writer.time_entry_count)
+
+    @pytest.mark.parametrize(
+        "settle",
+        [
+            lambda writer: writer.settle_entries(),
+            lambda writer: writer.state(),
+            lambda writer: writer.trim(),
+            lambda writer: writer.detach(),
+        ],
+        ids=["settle_entries", "state", "trim", "detach"],
+    )
+    def test_index_entries_are_held(self, make_segment, settle):
+        """Some entries wait until there are more, or somebody wants them."""
+        segment = make_segment(index_interval_bytes=150)
+        log = Log()
+        log._bind_writer(segment.writer)
+        for i in range(7):
+            log.append(b"1", key=b"a", timestamp=NOW + i)
+        index, timeindex = (Path(path) for path in segment.paths[1:])
+        assert b"" == index.read_bytes() == timeindex.read_bytes()
+        assert (0, 0) == (segment.writer.offset_entry_count, segment.writer.time_entry_count)
+        settle(segment.writer)
+        assert struct.pack(">4i", 3, 210, 6, 420) == index.read_bytes()
+        assert struct.pack(">qiqi", NOW + 3, 3, NOW + 6, 6) == timeindex.read_bytes()
+        assert (2, 2) == (segment.writer.offset_entry_count, segment.writer.time_entry_count)
+
+    def test_held_entries_are_written_together(self, make_segment):
+        """Of very many, only the last few wait; none is missing and none comes twice."""
+        segment = make_segment(index_interval_bytes=150)
+        log = Log()
+        log._bind_writer(segment.writer)
+        for i in range(100):
+            log.append(b"1", key=b"a", timestamp=NOW + i // 10)
+            assert i // 3 - 7 <= segment.writer.offset_entry_count <= i // 3
+        segment.writer.settle_entries()
+        assert [(i, 70 * i) for i in range(3, 100, 3)] == segment.offset_entries()
+        times = dict(reversed([(NOW + i // 10, i) for i in range(100)]))
+        for timestamp, offset in segment.time_entries():
+            assert times[timestamp] == offset
+        assert 10 == segment.writer.time_entry_count
 
     @pytest.mark.parametrize(
         ("args", "kwargs"),

@@ -262,6 +262,54 @@ class TestCutting:
             segment.writer.detach()
 
 
+class TestHeldEntries:
+    """Index entries of single appends that cannot be written cost a lookup time, and no record."""
+
+    def filled(self, make_segment):
+        """A segment with held entries, whose index files cannot be written."""
+        segment = make_segment(append_one)
+        log = Log()
+        log._bind_writer(segment.writer)
+        for _ in range(3):
+            log.append(b"v")
+        state = segment.writer.state()
+        for _ in range(3):
+            log.append(b"v")
+        segment.files.fail("pwrite", errno.ENOSPC, persistent=True)
+        return segment, log, state
+
+    def test_they_are_held_on(self, make_segment):
+        """They do not count as entries until they can be written."""
+        segment, _, before = self.filled(make_segment)
+        segment.writer.settle_entries()
+        state = segment.writer.state()
+        assert len(BEFORE) + 6 == state.log_end_offset
+        assert before.offset_entry_count == state.offset_entry_count
+        assert before.last_time_entry_offset == state.last_time_entry_offset
+        assert before.offset_entry_count == segment.writer.offset_entry_count
+        segment.files.clear()
+        assert before.offset_entry_count + 3 == segment.writer.state().offset_entry_count
+        assert before.offset_entry_count + 3 == segment.writer.offset_entry_count
+
+    def test_a_bulk_append_waits_for_them(self, make_segment):
+        """It would write entries behind them; it fails, and works when they can be written."""
+        segment, _, before = self.filled(make_segment)
+        with pytest.raises(StorageError):
+            segment.writer.append_list([b"w"])
+        segment.files.clear()
+        segment.writer.append_list([b"w"])
+        assert before.offset_entry_count + 4 == segment.writer.state().offset_entry_count
+        assert [*BEFORE, *[b"v"] * 6, b"w"] == segment.values()
+
+    def test_detached_without(self, make_segment):
+        """The state that the segment is left with has only those that are in the files."""
+        segment, _, before = self.filled(make_segment)
+        state = segment.writer.detach()
+        assert len(BEFORE) + 6 == state.log_end_offset
+        assert before.offset_entry_count == state.offset_entry_count
+        assert before.time_entry_count == state.time_entry_count
+
+
 class TestFullDisk:
     def test_appends_work_again_when_space_is_back(self, make_segment):
         """What does not fit is undone and raises, what fits is appended."""

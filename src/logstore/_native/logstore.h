@@ -677,6 +677,11 @@ int64_t ls_writer_attach(ls_writer *writer, const struct ls_segment *segment);
 /* Gives back what was allocated ahead; the writer holds no descriptor afterwards. LS_E_CLOSED: none attached. */
 int64_t ls_writer_detach(ls_writer *writer, struct ls_segment *state);
 int64_t ls_writer_state(ls_writer *writer, struct ls_segment *state, bool may_wait);
+/*
+ * Write the index entries that single appends hold back until there are some: a lookup wants them in
+ * the files. Never waits: who has the lock appends, and has written them. An error: they are held on.
+ */
+int64_t ls_writer_try_settle(ls_writer *writer);
 /* Give back what was allocated ahead, and the staging buffer: for a log that is idle. */
 int64_t ls_writer_trim(ls_writer *writer);
 /* +1 enters an exclusive section, -1 leaves it. */
@@ -684,7 +689,8 @@ int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait);
 
 /*
  * Address of four int64 that change with release stores and may be read with ls_load at any time:
- * log end offset, size of the segment, entries of the offset index, entries of the time index.
+ * log end offset, size of the segment, entries of the offset index, entries of the time index: those
+ * that are in the files, see ls_writer_try_settle.
  */
 uintptr_t ls_writer_published(ls_writer *writer);
 int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset);

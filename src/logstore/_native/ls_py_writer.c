@@ -94,6 +94,13 @@ PyObject *ls_py_writer_is_forked(PyObject *self, PyObject *address) {
     return PyBool_FromLong(ls_writer_is_forked(writer_at(number)));
 }
 
+PyObject *ls_py_writer_settle(PyObject *self, PyObject *address) {
+    (void)self;
+    int64_t number;
+    if (ls_py_int64s(&address, 1, &number) < 0) return NULL;
+    return PyLong_FromLongLong(ls_writer_try_settle(writer_at(number)));
+}
+
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {
     (void)self;
     int64_t number, result;

@@ -140,6 +140,7 @@ int64_t ls_writer_begin(ls_writer *writer, bool may_wait) {
     int64_t result = may_wait ? lock_idle(writer) : try_lock_idle(writer);
     if (result < 0) return result;
     result = writer->is_attached ? ls_writer_clean(writer) : LS_E_CLOSED;
+    if (result >= 0) result = ls_writer_settle(writer);
     if (result < 0) {
         pthread_mutex_unlock(&writer->lock);
         return result;
@@ -226,25 +227,32 @@ static struct ls_progress progress_of(const struct ls_segment *segment, int32_t 
     };
 }
 
+/* Entries that are held count as not made: nobody finds them in the files. */
 static void segment_of(const ls_writer *writer, struct ls_segment *segment) {
     const struct ls_progress *progress = &writer->committed;
+    const struct ls_progress *written = progress;
+    if (!writer->is_busy && writer->made.offset_entries + writer->made.time_entries > 0) {
+        written = &writer->held_from;
+    }
     *segment = writer->segment;
     segment->next_offset = progress->next_offset;
     segment->size_bytes = progress->size_bytes;
-    segment->offset_entry_count = progress->offset_entry_count;
-    segment->time_entry_count = progress->time_entry_count;
+    segment->offset_entry_count = written->offset_entry_count;
+    segment->time_entry_count = written->time_entry_count;
     segment->rolling_based_timestamp = progress->rolling_based_timestamp;
     segment->bytes_since_last_index_entry = progress->index.bytes_since_last_index_entry;
     segment->max_timestamp = progress->index.max_timestamp;
     segment->offset_of_max_timestamp = progress->index.offset_of_max_timestamp;
-    segment->last_time_entry_timestamp = progress->index.last_time_entry_timestamp;
-    segment->last_time_entry_offset = progress->index.last_time_entry_offset;
+    segment->last_time_entry_timestamp = written->index.last_time_entry_timestamp;
+    segment->last_time_entry_offset = written->index.last_time_entry_offset;
 }
 
 /* Cut a failed tail and give room ahead back: the file then is as long as its contents. */
 static int64_t leave_segment(ls_writer *writer) {
     int64_t result = ls_writer_clean(writer);
     ls_writer_give_back(writer);
+    writer->made =
+        (struct ls_index_made){0}; /* Held ones that could not be written are lost: hints. */
     writer->is_attached = false;
     writer->is_dirty = false;
     return result;
@@ -258,7 +266,10 @@ int64_t ls_writer_attach(ls_writer *writer, const struct ls_segment *segment) {
     assert(segment->offset_entry_count >= 0 && segment->time_entry_count >= 0);
     int64_t result = lock_idle(writer);
     if (result < 0) return result;
-    if (writer->is_attached) (void)leave_segment(writer);
+    if (writer->is_attached) {
+        (void)ls_writer_settle(writer);
+        (void)leave_segment(writer);
+    }
     writer->segment = *segment;
     writer->committed = progress_of(segment, writer->config.index_interval_bytes);
     writer->preallocated_end = segment->size_bytes;
@@ -280,6 +291,7 @@ int64_t ls_writer_detach(ls_writer *writer, struct ls_segment *state) {
     if (!writer->is_attached) {
         result = LS_E_CLOSED;
     } else {
+        (void)ls_writer_settle(writer);
         segment_of(writer, state);
         result = leave_segment(writer);
     }
@@ -292,7 +304,16 @@ int64_t ls_writer_state(ls_writer *writer, struct ls_segment *state, bool may_wa
     int64_t result = lock_now(writer, may_wait);
     if (result < 0) return result;
     result = writer->is_attached ? 0 : LS_E_CLOSED;
+    if (result == 0 && !writer->is_busy) (void)ls_writer_settle(writer);
     if (result == 0) segment_of(writer, state);
+    pthread_mutex_unlock(&writer->lock);
+    return result;
+}
+
+int64_t ls_writer_try_settle(ls_writer *writer) {
+    int64_t result = try_lock_idle(writer);
+    if (result < 0) return result;
+    if (writer->is_attached) result = ls_writer_settle(writer);
     pthread_mutex_unlock(&writer->lock);
     return result;
 }
@@ -302,6 +323,7 @@ int64_t ls_writer_trim(ls_writer *writer) {
     if (result < 0) return result;
     if (writer->is_attached) {
         result = ls_writer_clean(writer);
+        if (result >= 0) result = ls_writer_settle(writer);
         ls_writer_give_back(writer);
     }
     ls_writer_shrink(writer);

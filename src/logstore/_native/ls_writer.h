@@ -19,8 +19,9 @@
 
 enum {
     LS_PAGE = 4096,
-    LS_PIECE = 1 << 20,   /* staged bytes are written in pieces of this size */
-    LS_ENTRIES_MAX = 4096 /* index entries kept until the bytes they point to are written */
+    LS_PIECE = 1 << 20,    /* staged bytes are written in pieces of this size */
+    LS_ENTRIES_MAX = 4096, /* index entries kept until the bytes they point to are written */
+    LS_HELD_MAX = 8        /* offset index entries that single appends hold back */
 };
 
 /* What an append changes. */
@@ -79,6 +80,11 @@ struct ls_writer {
     uint8_t *offset_entries; /* made by `pending`, not written yet */
     uint8_t *time_entries;
     struct ls_index_made made;
+    /*
+     * Between appends: the entries of single appends that are held until there are some, since a
+     * call for each is as dear as the record's own; committed has them, what is published has not.
+     */
+    struct ls_progress held_from; /* what was committed before the first of them */
 
     void *region; /* one mapping: the page that fork wipes, the entries */
 };
@@ -137,7 +143,9 @@ void ls_writer_show(ls_writer *writer, bool publish);
 int64_t ls_writer_reserve(ls_writer *writer, int64_t size);
 /* Free the staging buffer; the next append takes a new one. */
 void ls_writer_shrink(ls_writer *writer);
-/* Start from the committed state with nothing staged. */
+/* Write the index entries that single appends hold, and publish them. They stay if that fails. */
+int64_t ls_writer_settle(ls_writer *writer);
+/* Start from the committed state with nothing staged and no entry; they are settled. */
 void ls_writer_reset(ls_writer *writer);
 /* Cut back what a failed append has left behind the end. */
 int64_t ls_writer_clean(ls_writer *writer);

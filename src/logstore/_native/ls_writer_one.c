@@ -45,6 +45,16 @@ struct one {
     int64_t max_timestamp;
 };
 
+static void publish(ls_writer *writer) {
+    const struct ls_progress *progress = &writer->committed;
+    const memory_order order = memory_order_release;
+    atomic_store_explicit(&writer->published[LS_PUBLISHED_SIZE], progress->size_bytes, order);
+    atomic_store_explicit(&writer->published[LS_PUBLISHED_END], progress->next_offset, order);
+    if (writer->live != NULL) {
+        ls_live_advance(writer->live, progress->size_bytes, progress->next_offset);
+    }
+}
+
 /* The bytes are written and no index entry is due: the state follows without one more call. */
 static inline void advance(ls_writer *writer, const struct one *one) {
     struct ls_progress *progress = &writer->committed;
@@ -59,17 +69,11 @@ static inline void advance(ls_writer *writer, const struct one *one) {
     progress->size_bytes += one->size_bytes;
     progress->next_offset += 1;
     writer->is_dirty = false;
-    const memory_order order = memory_order_release;
-    atomic_store_explicit(&writer->published[LS_PUBLISHED_SIZE], progress->size_bytes, order);
-    atomic_store_explicit(&writer->published[LS_PUBLISHED_END], progress->next_offset, order);
-    if (writer->live != NULL) {
-        ls_live_advance(writer->live, progress->size_bytes, progress->next_offset);
-    }
+    publish(writer);
 }
 
-/* With index entries, or room to allocate first, or after a write that failed or was short. */
-static int64_t write_with_all(ls_writer *writer, const struct one *one) {
-    struct ls_batch batch = {
+static struct ls_batch batch_of(const ls_writer *writer, const struct one *one) {
+    return (struct ls_batch){
         .position = writer->committed.size_bytes,
         .base_offset = writer->committed.next_offset,
         .last_offset = writer->committed.next_offset,
@@ -77,12 +81,41 @@ static int64_t write_with_all(ls_writer *writer, const struct one *one) {
         .size_bytes = one->size_bytes,
         .record_count = 1,
     };
+}
+
+/* With all index entries, or room to allocate first, or after a write that failed or was short. */
+static int64_t write_with_all(ls_writer *writer, const struct one *one) {
+    struct ls_batch batch = batch_of(writer, one);
+    int64_t result = ls_writer_settle(writer);
+    if (result < 0) return result;
     ls_writer_reset(writer);
     writer->staged_bytes = one->size_bytes; /* One write, also over a piece boundary. */
-    int64_t result = ls_writer_count(writer, &batch);
+    result = ls_writer_count(writer, &batch);
     if (result >= 0) return ls_writer_commit(writer, true);
     ls_writer_abort(writer);
     return result;
+}
+
+static int64_t write_record(ls_writer *writer, const struct one *one) {
+    writer->is_dirty = true;
+    return ls_io_pwrite(writer->io, writer->segment.log_fd, one->stage, one->size_bytes,
+                        writer->committed.size_bytes);
+}
+
+/* An index entry is due: write the record, and hold the entry until there are some. */
+static int64_t write_and_hold(ls_writer *writer, const struct one *one) {
+    const struct ls_index_made made = writer->made;
+    if (made.offset_entries + made.time_entries == 0) writer->held_from = writer->committed;
+    struct ls_batch batch = batch_of(writer, one);
+    writer->pending = writer->committed;
+    if (ls_writer_count(writer, &batch) < 0 || write_record(writer, one) != one->size_bytes) {
+        writer->made = made;
+        return write_with_all(writer, one);
+    }
+    writer->committed = writer->pending;
+    writer->is_dirty = false;
+    publish(writer);
+    return 0;
 }
 
 /* Write the record and make it the state; on failure everything is as before. */
@@ -92,11 +125,14 @@ static int64_t write_one(ls_writer *writer, const struct one *one) {
     bool is_entry_due = index->bytes_since_last_index_entry > index->index_interval_bytes;
     bool is_room_made = position + one->size_bytes <= writer->preallocated_end ||
                         position < LS_PIECE || !writer->may_preallocate;
-    if (LS_UNLIKELY(is_entry_due || !is_room_made)) return write_with_all(writer, one);
-    writer->is_dirty = true;
-    int64_t written =
-        ls_io_pwrite(writer->io, writer->segment.log_fd, one->stage, one->size_bytes, position);
-    if (LS_UNLIKELY(written != one->size_bytes)) return write_with_all(writer, one);
+    if (LS_UNLIKELY(!is_room_made)) return write_with_all(writer, one);
+    if (LS_UNLIKELY(is_entry_due)) {
+        bool is_room_held = writer->made.offset_entries < LS_HELD_MAX - 1 &&
+                            writer->made.time_entries < LS_HELD_MAX - 1;
+        return is_room_held ? write_and_hold(writer, one) : write_with_all(writer, one);
+    }
+    if (LS_UNLIKELY(write_record(writer, one) != one->size_bytes))
+        return write_with_all(writer, one);
     advance(writer, one);
     return 0;
 }
@@ -114,6 +150,7 @@ static int64_t append_one(ls_writer *writer, struct ls_item key, struct ls_item 
         return LS_E_SLOW;
     }
     if (LS_UNLIKELY(writer->staging_size < ROOM)) {
+        if (ls_writer_settle(writer) < 0) return LS_E_SLOW;
         ls_writer_reset(writer);
         if (ls_writer_reserve(writer, ROOM) < 0) return LS_E_SLOW;
     }

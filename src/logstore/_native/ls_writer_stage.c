@@ -198,6 +198,15 @@ static int64_t write_entries(ls_writer *writer) {
     return 0;
 }
 
+int64_t ls_writer_settle(ls_writer *writer) {
+    assert(!writer->is_busy);
+    if (LS_LIKELY(writer->made.offset_entries + writer->made.time_entries == 0)) return 0;
+    writer->pending = writer->committed;
+    int64_t result = write_entries(writer);
+    if (result >= 0) ls_writer_show(writer, false);
+    return result;
+}
+
 /* Bytes first: an entry never points to what is not there. */
 static int64_t write_all(ls_writer *writer) {
     if (writer->staged_bytes > 0) {

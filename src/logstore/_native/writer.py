@@ -45,6 +45,7 @@ _exclusive = _objects.writer_exclusive
 _is_forked = _objects.writer_is_forked
 _own_writer = _objects.own_writer
 _publish = _objects.writer_publish
+_settle = _objects.writer_settle
 _state = _objects.writer_state
 
 
@@ -364,6 +365,15 @@ class Writer:
         """Whether this process is a child of the one that made the writer; no system call."""
         forked: bool = _is_forked(self.address)
         return forked
+
+    def settle_entries(self) -> None:
+        """
+        Write the index entries that single appends hold back; never waits, and never raises.
+
+        A few are held, since a call for each is as dear as the record's own. A lookup that wants
+        them all calls this first; if they cannot be written, it has more to scan.
+        """
+        _settle(self.address)
 
     def state(self) -> WriterState:
         """
