@@ -92,7 +92,7 @@ class Pair:
         quick, general = (self.directory / name / "log-0" for name in ("quick", "general"))
         names = sorted(path.name for path in general.iterdir())
         assert names == sorted(path.name for path in quick.iterdir())
-        for name in names:
+        for name in set(names) - {"live-offsets"}:  # It counts changes, of which there are fewer.
             assert (general / name).read_bytes() == (quick / name).read_bytes(), name
 
 
