@@ -10,11 +10,12 @@ import pytest
 
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
+from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.errors import StorageError
 from logstore.index import OffsetIndex
 from logstore.producer_rebuild import producer_batches, rebuild_producer_state
 from logstore.producer_state import ProducerStateManager
-from logstore.record import encode_batch
+from logstore.record import encode_batch, end_transaction_marker
 from logstore.scheduler import ManualScheduler
 from logstore.segment import LogSegment
 from logstore.simulated_files import FailingFiles, SimulatedFiles
@@ -23,12 +24,32 @@ from logstore.testing import open_log
 CONFIG = LogConfig.of(
     {"segment.bytes": 500, "segment.index.bytes": 240, "index.interval.bytes": 100}
 )
+ABORT = end_transaction_marker(
+    EndTransactionMarker(ControlRecordType.ABORT, 0), timestamp=0, producer_id=1, producer_epoch=0
+)
 SUFFIXES = (".index", ".log", ".timeindex")
 
 
 def opened(path, files):
     clock = ManualClock()
     return open_log(path, config=CONFIG, clock=clock, scheduler=ManualScheduler(clock), files=files)
+
+
+def of_producer(sequence, *, is_transactional=True):
+    return encode_batch(
+        [(None, 0, None, b"v", ())],
+        base_offset=0,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=sequence,
+        is_transactional=is_transactional,
+    )
+
+
+def guard(log):
+    return log.producer_state.maybe_start_transaction_verification(
+        1, 0, 0, supports_epoch_bump=False
+    )
 
 
 def bases_of(path):
@@ -60,6 +81,21 @@ class TestFailures:
                 log.append(b"not acknowledged")
         assert 1 == log.log_end_offset
         log.abandon()
+
+    def test_an_abort_that_its_index_cannot_take_is_kept(self, path):
+        """Its batches are written, so it counts; the file is tried again with the next flush."""
+        files = FailingFiles()
+        log = filled(path, files, 1)
+        log.append_batches(of_producer(0), leader_epoch=0, verification_guard=guard(log))
+        files.fail("open", errno.ENOSPC)  # Of the .txnindex file, which there is not yet.
+        log.append_batches(ABORT, leader_epoch=0, origin="coordinator")
+        log.append(b"last")
+        assert [b"value 0", b"last"] == list(log.read_values())
+        assert not list(path.glob("*.txnindex"))
+        log.close()
+        assert [path / f"{0:020d}.txnindex"] == list(path.glob("*.txnindex"))
+        with opened(path, FailingFiles()) as log:
+            assert [b"value 0", b"last"] == list(log.read_values())
 
     def test_abandoning_goes_on_when_files_cannot_be_cut(self, path):
         """Every descriptor is closed and the lock is free, whatever fails."""
@@ -149,13 +185,7 @@ class TestDamage:
     def test_producer_state_ends_at_an_entry_without_a_size(self, path):
         """Zeros behind the last batch: neither an endless loop nor a refusal."""
         path.mkdir()
-        batch = encode_batch(
-            [(None, 0, None, b"v", ())],
-            base_offset=0,
-            producer_id=1,
-            producer_epoch=0,
-            base_sequence=0,
-        )
+        batch = of_producer(0, is_transactional=False)
         for damage in (bytes(200), b"\xff" * 200, bytes(8) + b"\x7f\xff\xff\xff" + bytes(200)):
             (path / f"{0:020d}.log").write_bytes(batch + damage)
             segment = LogSegment(os.fspath(path), 0, CONFIG)

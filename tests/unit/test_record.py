@@ -460,6 +460,12 @@ class TestDamage:
             RecordBatch(with_section(b"x", -1)).records()
         assert [] == RecordBatch(with_section(b"x", 0, attributes=1)).records()
 
+    def test_records_of_a_negative_base_offset_are_not_left_out(self):
+        """No CRC covers it: damage there must not make records vanish without a word."""
+        data = bytearray(encode_batch([(None, 0, None, b"v", ())] * 2))
+        data[0] |= 0x80
+        assert [-(2**63), 1 - 2**63] == [record.offset for record in RecordBatch(data).records()]
+
     def test_an_unknown_codec_is_refused(self):
         """Ids 5 to 7."""
         batch = RecordBatch(with_section(b"x", 1, attributes=6))
