@@ -77,7 +77,7 @@ class TestFailures:
         with pytest.raises(StorageError):
             log.flush()
         for _ in range(2):
-            with pytest.raises(StorageError, match="an earlier fsync failed"):
+            with pytest.raises(StorageError, match="close the log and open it again"):
                 log.append(b"not acknowledged")
         assert 1 == log.log_end_offset
         log.abandon()
