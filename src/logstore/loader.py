@@ -454,7 +454,11 @@ class LogLoader:
         self._recovered_base = segment.base_offset
         self._recovered.add(segment.base_offset)
         cut_bytes = segment.recover(
-            state, self._leader_epochs, before_cut=self._keep_tail, buffer=self._buffer
+            state,
+            self._leader_epochs,
+            before_cut=self._keep_tail,
+            buffer=self._buffer,
+            unflushed_from=None if self._had_clean_shutdown else self._recovery_point_checkpoint,
         )
         segment.release()
         take_snapshot(state, sync=False)
@@ -465,11 +469,12 @@ class LogLoader:
         Keep what a segment loses from ``position`` on, if it was on the device already.
 
         What lies above the recovery point of an unclean end was never promised to be whole, and is
-        cut as in Kafka.
+        cut as in Kafka. But a batch that is whole is kept, and what follows it: it goes because its
+        offsets go back, which Kafka does not ask for.
         """
         if position >= segment.size_bytes:
             return
-        if not self._had_clean_shutdown:
+        if not self._had_clean_shutdown and not _is_whole_batch(segment, position):
             next_offset = segment.base_offset
             for header in segment.headers(0, position):
                 next_offset = header.next_offset
@@ -644,6 +649,14 @@ class LogLoader:
 def _not_log(name: str) -> bool:
     """Return whether a file is something else than a ``.log``, decorated or not."""
     return not name.startswith(name.partition(".")[0] + LOG_SUFFIX)
+
+
+def _is_whole_batch(segment: LogSegment, position: int) -> bool:
+    """Return whether a batch with a right CRC begins there."""
+    with contextlib.suppress(CorruptRecordError):
+        for header in segment.headers(position):
+            return bool(segment.batch_at(header).is_valid)
+    return False
 
 
 def _parsed_bytes(segment: LogSegment) -> int:

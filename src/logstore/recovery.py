@@ -8,9 +8,13 @@ judged and their index entries made in C; Python sees only what needs it: batche
 Indexes are compared with what was found, and written only if they are not that already: after most
 crashes they are. On a full disk an index stays empty, which is slow and right.
 
-A batch is valid if its size and CRC are right and its offsets fit the segment. What order tells is
-not asked: a batch that is there twice stays, as in Kafka, and gets no index entry. A batch of an
-unknown magic with a right CRC stays too, for a reader that knows it.
+A batch is valid if its size and CRC are right and its offsets fit the segment. A batch of an unknown
+magic with a right CRC is valid too, for a reader that knows it.
+
+No CRC covers a base offset. A power loss may leave its bytes as they were before the write, zeros,
+and the rest of the batch as written: so what was not flushed ends before a batch whose offsets are
+not above those before it. Kafka keeps that batch, at offsets that others have. Below the recovery
+point order is not asked for: a batch that is there twice stays, as in Kafka, without index entry.
 
 Source: Kafka ``LogSegment.recover``; spec 4.7.
 """
@@ -148,8 +152,10 @@ class _Recovery:
         producer_state: ProducerStateManager,
         leader_epochs: LeaderEpochCache | None,
         buffer: StepBuffer,
+        unflushed_from: int | None,
     ) -> None:
         self.segment = segment
+        self.unflushed_from = unflushed_from
         self.producer_state = producer_state
         self.leader_epochs = leader_epochs
         self.buffer = buffer
@@ -262,12 +268,17 @@ class _Recovery:
         if len(fitting) and int(fitting["last_offset"].max()) - base_offset > RELATIVE_OFFSET_MAX:
             above = np.flatnonzero(fitting["last_offset"] - base_offset > RELATIVE_OFFSET_MAX)
             fitting = fitting[: above[0]]
+        in_order = fitting if self.unflushed_from is None else self._in_order(fitting)
+        is_in_order = len(in_order) == len(fitting)
+        fitting = in_order
 
         if len(fitting):
             self._index(fitting)
             self._assign_epochs(fitting)
             self._update_producers(data, fitting)
             self.valid_bytes = int(fitting["position"][-1] + fitting["size_bytes"][-1])
+        if not is_in_order:
+            return False
         if len(above):
             if self._goes_back(data, batches, int(above[0])):
                 return False
@@ -297,6 +308,17 @@ class _Recovery:
                 return False
             following = int.from_bytes(header[:8], "big", signed=True)
         return self.segment.base_offset <= following < int(batches["base_offset"][at])
+
+    def _in_order(self, batches: _Batches) -> _Batches:
+        """Return the batches before the first one that was not flushed and goes back."""
+        base_offsets, last_offsets = batches["base_offset"], batches["last_offset"]
+        if len(batches) == 0 or (
+            base_offsets[0] > self.largest_offset and (base_offsets[1:] > last_offsets[:-1]).all()
+        ):
+            return batches
+        before = np.maximum.accumulate(np.concatenate(([self.largest_offset], last_offsets[:-1])))
+        goes_back = (base_offsets <= before) & (before + 1 >= self.unflushed_from)
+        return batches[: int(goes_back.argmax())] if goes_back.any() else batches
 
     def _index(self, batches: _Batches) -> None:
         last_offsets = batches["last_offset"]
@@ -399,6 +421,7 @@ def recover_segment(
     producer_state: ProducerStateManager,
     leader_epochs: LeaderEpochCache | None,
     buffer: StepBuffer | None = None,
+    unflushed_from: int | None = None,
 ) -> tuple[int, TimestampOffset]:
     """
     Rebuild a segment's indexes from its valid prefix; see :meth:`LogSegment.recover`.
@@ -407,7 +430,11 @@ def recover_segment(
         The size of the prefix, and the largest timestamp with its batch's last offset.
     """
     recovery = _Recovery(
-        segment, producer_state, leader_epochs, buffer or StepBuffer(segment.files)
+        segment,
+        producer_state,
+        leader_epochs,
+        buffer or StepBuffer(segment.files),
+        unflushed_from,
     )
     recovery.run()
     recovery.write_indexes()

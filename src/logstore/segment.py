@@ -324,6 +324,7 @@ class LogSegment(ReadableSegment):
         *,
         before_cut: Callable[[LogSegment, int], None] | None = None,
         buffer: StepBuffer | None = None,
+        unflushed_from: int | None = None,
     ) -> int:
         """
         Rebuild the indexes from the ``.log`` file, cut it after its valid prefix.
@@ -335,6 +336,7 @@ class LogSegment(ReadableSegment):
             leader_epochs: Its cache, or None.
             before_cut: Called with the segment and the position from which on it will be cut.
             buffer: To read into, if there is one already.
+            unflushed_from: Batches from this offset on may be torn; None: all were flushed.
 
         Returns:
             The number of bytes that were cut.
@@ -349,7 +351,9 @@ class LogSegment(ReadableSegment):
         assert self._writer is None
         self._change_count += 1
         self._are_indexes_sure = True
-        valid_bytes, largest = recover_segment(self, producer_state, leader_epochs, buffer)
+        valid_bytes, largest = recover_segment(
+            self, producer_state, leader_epochs, buffer, unflushed_from
+        )
         if before_cut is not None and valid_bytes < self._size_bytes:
             before_cut(self, valid_bytes)
         return self._set_recovered(valid_bytes, largest)

@@ -303,6 +303,31 @@ class TestUncleanStart:
         kept = path / "quarantine" / "1" / f"{active.name}.from-0"
         assert len(data) == len(kept.read_bytes())
 
+    @pytest.mark.parametrize("recovery_point", [0, COUNT - 5, COUNT])
+    def test_base_offset_that_a_power_loss_tore_off(self, path, recovery_point):
+        """
+        No CRC covers its 8 bytes, which may be in another sector than the rest of the batch.
+
+        What was not flushed ends there: else records would be at offsets that others have. What was
+        flushed cannot be torn, and stays as it is in Kafka.
+        """
+        make_unclean(path, recovery_point)
+        active = segments(path)[-1]
+        first = int(active.stem)
+        data = bytearray(active.read_bytes())
+        torn_at = 2 * (12 + int.from_bytes(data[8:12], "big"))
+        data[torn_at : torn_at + 8] = (first).to_bytes(8, "big")
+        active.write_bytes(data)
+        with opened(path) as log:
+            offsets = [header.base_offset for header in log.active_segment.headers()]
+            is_cut = recovery_point <= first + 2
+            behind = [] if is_cut else [first, *range(first + 3, COUNT)]
+            assert [first, first + 1, *behind] == offsets
+        if is_cut:
+            kept = path / "quarantine" / "1" / f"{active.name}.from-{torn_at}"
+            assert data[torn_at:] == kept.read_bytes()
+            assert values(first + 2) == contents(path)
+
     def test_recovery_point_is_lowered_before_records_go_where_damage_was(self, path):
         """After a cut, a second crash does not trust what the old recovery point spoke of."""
         make_unclean(path, COUNT)
