@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import appending, memory, opening, reading, scanning
+from benchmarks import appending, memory, opening, reading, scanning, serving
 from benchmarks.harness import Contest
 from benchmarks.sizes import Size
 
@@ -22,6 +22,7 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "scan 1 KiB": partial(scanning.scan, value_size=1024),
     "lookup": reading.lookup,
     "random get": reading.random_get,
+    "serving": serving.serving,
     "durable": appending.durable,
     "clean open": opening.clean_open,
     "memory": memory.ceilings,

@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from logstore.files import FileHandle, Mapping
+    from logstore.files import Files, Mapping
 
 
 class FileViews:
@@ -30,20 +30,23 @@ class FileViews:
         self._mapping: weakref.ref[Mapping] | None = None
         self._claims: list[weakref.ref[Any]] = []  # One for each mapping: views outlive the object.
 
-    def map(self, handle: FileHandle, size_bytes: int) -> Mapping:
+    def map(self, files: Files, fd: int, size_bytes: int) -> Mapping:
         """
         Return a mapping of the file's first bytes, at least ``size_bytes``, which it has.
 
+        Args:
+            files: The door to the file system.
+            fd: Of the file; the caller keeps it open for this call.
+            size_bytes: How much has to be in the mapping.
+
         Raises:
-            ClosedError: The handle was closed.
             StorageError: The system refuses another mapping.
         """
         assert size_bytes > 0
         with self._guard:
             mapping = None if self._mapping is None else self._mapping()
             if mapping is None or mapping.size < size_bytes:
-                with handle.lease() as fd:
-                    mapping = handle.files.map(fd, size_bytes)
+                mapping = files.map(fd, max(size_bytes, files.size(fd)))
                 self._mapping = weakref.ref(mapping)
                 self._claims = [claim for claim in self._claims if claim() is not None]
                 self._claims.append(mapping.claim())

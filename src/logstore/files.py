@@ -18,7 +18,7 @@ from types import TracebackType
 from logstore._native import Mapping, NativeFiles, Path, real_io
 from logstore.errors import ClosedError, StorageError
 
-__all__ = ["REAL_FILES", "FileHandle", "Files", "Mapping", "Path"]
+__all__ = ["REAL_FILES", "FileHandle", "Files", "HeldLease", "Mapping", "Path"]
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -119,6 +119,17 @@ class Files(NativeFiles):
         self.rename(temporary, path)
         self.fsync_directory(os.path.dirname(path) or ".")
 
+    # -- sockets -----------------------------------------------------------------------------------
+
+    def sendfile(self, socket: int, fd: int, position: int, size: int) -> int:
+        """
+        Send bytes of a file to a socket within the kernel; return how many, 0 at the file's end.
+
+        Raises:
+            OSError: What the socket says; BlockingIOError if it would have to wait.
+        """
+        return os.sendfile(socket, fd, position, size)
+
     # -- memory ------------------------------------------------------------------------------------
 
     def page_aligned_buffer(self, size: int) -> memoryview:
@@ -173,6 +184,7 @@ class FileHandle:
         "_fd",
         "_guard",
         "_is_closed",
+        "_is_retired",
         "_lease",
         "_lease_count",
         "files",
@@ -183,6 +195,7 @@ class FileHandle:
         self, files: Files, path: Path, flags: int = os.O_RDONLY, mode: int = 0o666
     ) -> None:
         self._is_closed = True  # For __del__, should open raise.
+        self._is_retired = False
         self.files = files
         self.path = os.fspath(path)
         self._guard = threading.Lock()
@@ -195,6 +208,11 @@ class FileHandle:
     def is_closed(self) -> bool:
         """Whether new leases are refused."""
         return self._is_closed
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the file was deleted: who has a lease goes on with it."""
+        return self._is_retired
 
     @property
     def lease_count(self) -> int:
@@ -245,6 +263,11 @@ class FileHandle:
         if is_last:
             self._close()
 
+    def retire(self) -> None:
+        """Close as :meth:`close` does, because the file is deleted: its user goes on."""
+        self._is_retired = True
+        self.close()
+
     def _close(self) -> None:
         try:
             self.files.close(self._fd)
@@ -259,6 +282,28 @@ class FileHandle:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self._lease_count} leases"
         return f"<FileHandle {self.path!r} {state}>"
+
+
+class HeldLease:
+    """A lease that lasts as long as this object: a call that uses ``fd`` keeps a reference."""
+
+    __slots__ = ("_handle", "fd")
+
+    def __init__(self, handle: FileHandle) -> None:
+        self._handle: FileHandle | None = None  # For __del__, should it be closed.
+        self.fd = handle.acquire()
+        self._handle = handle
+
+    @property
+    def files(self) -> Files:
+        """The door that the file was opened through."""
+        assert self._handle is not None
+        return self._handle.files
+
+    def __del__(self) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(StorageError):  # Nobody could do anything about it.
+                self._handle.release()
 
 
 REAL_FILES = Files(real_io())

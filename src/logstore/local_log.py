@@ -402,7 +402,11 @@ class LocalLog:
             else:
                 max_position = None  # Also when only the offset of the bound is known.
             found = segment.read(
-                start_offset, max_bytes, max_position, min_one_message=min_one_message
+                start_offset,
+                max_bytes,
+                max_position,
+                min_one_message=min_one_message,
+                is_sealed=segment is not segments.active and self.config.mapped_segments_max > 0,
             )
             if found is not None:
                 if include_aborted:

@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Final
 
 from logstore._native import RecordGetter, ffi
 from logstore.errors import ClosedError, StorageError
+from logstore.files import HeldLease
 
 if TYPE_CHECKING:
-    from logstore.files import FileHandle
     from logstore.index import OffsetIndex
     from logstore.local_log import LocalLog, Segments
     from logstore.segment import LogSegment
@@ -39,23 +39,6 @@ if TYPE_CHECKING:
 
 OFFSET_MAX: Final = 2**63 - 1
 NO_DESCRIPTOR: Final = -1
-
-
-class _OpenFile:
-    """A lease that ends with this object."""
-
-    __slots__ = ("fd", "handle", "index")
-
-    def __init__(self, handle: FileHandle, index: object) -> None:
-        self.fd = NO_DESCRIPTOR
-        self.handle = handle
-        self.index = index
-        self.fd = handle.acquire()
-
-    def __del__(self) -> None:
-        if self.fd != NO_DESCRIPTOR:
-            with contextlib.suppress(StorageError):
-                self.handle.release()
 
 
 class RecordPlaces:
@@ -129,9 +112,9 @@ class RecordPlaces:
 
     def _add_file(self, segment: LogSegment, index: OffsetIndex, end_offset: int) -> None:
         view = index.finder()
-        owner = _OpenFile(segment.handle, view)
+        lease = HeldLease(segment.handle)
         self.getter.add(
-            owner,
+            (lease, view),
             segment.base_offset,
             end_offset,
             0,
@@ -139,7 +122,7 @@ class RecordPlaces:
             view.address,
             view.count,
             int(ffi.cast("uintptr_t", segment.files.io)),
-            owner.fd,
+            lease.fd,
         )
 
 

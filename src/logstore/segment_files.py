@@ -377,12 +377,15 @@ class SegmentFiles:
             self._txn_index.close()
         self._close_handle()
 
-    def _close_handle(self) -> None:
+    def _close_handle(self, *, is_deleted: bool = False) -> None:
         with self._guard:
             self._is_closed = True
-            if self._handle is not None:
-                self._handle.close()
-                self._handle = None
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            if is_deleted:
+                handle.retire()
+            else:
+                handle.close()
 
     def _delete_files(self) -> None:
         """Delete the four files; all are tried, then the first failure is raised."""
@@ -402,7 +405,7 @@ class SegmentFiles:
 
     def _delete_log(self) -> None:
         path = self.log_path
-        self._close_handle()
+        self._close_handle(is_deleted=True)
         self._files.unlink(path, missing_ok=True)
 
     def change_file_suffixes(self, old_suffix: str, new_suffix: str) -> None:

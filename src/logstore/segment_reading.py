@@ -275,8 +275,9 @@ class ReadableSegment(SegmentFiles):
         Raises:
             ClosedError: The segment was closed or deleted.
         """
-        handle = self.handle  # Before its views: those of a newer file may not be told of it.
-        return self.views.map(handle, self.size_bytes)
+        # The file before its views: those of an older one must not count it as theirs.
+        with self.handle.lease() as fd:
+            return self.views.map(self._files, fd, self.size_bytes)
 
     def translate_offset(self, offset: int, starting_position: int = 0) -> OffsetLocation | None:
         """
@@ -296,6 +297,7 @@ class ReadableSegment(SegmentFiles):
         max_position: int | None = None,
         *,
         min_one_message: bool = False,
+        is_sealed: bool = False,
     ) -> FetchDataInfo | None:
         """
         Return the range that begins with the batch of ``start_offset``, None if it is beyond.
@@ -305,6 +307,7 @@ class ReadableSegment(SegmentFiles):
             max_bytes: The range is not longer, unless ``min_one_message`` needs it.
             max_position: The range ends there at the latest; None: nothing may be read.
             min_one_message: The first batch is whole even if it is larger than ``max_bytes``.
+            is_sealed: Nothing is appended here any more: the range may be mapped.
 
         Source: Kafka ``LogSegment.read``; spec 4.5.
         """
@@ -317,7 +320,11 @@ class ReadableSegment(SegmentFiles):
         if adjusted_bytes == 0 or max_position is None:
             return FetchDataInfo(metadata, NO_RECORDS)
         size_bytes = max(0, min(max_position - found.position, adjusted_bytes))
-        records = FileRecords(self.handle, found.position, size_bytes) if size_bytes else NO_RECORDS
+        if size_bytes == 0:
+            return FetchDataInfo(metadata, NO_RECORDS, adjusted_bytes < found.size_bytes)
+        handle = self.handle  # Before its views: those of an older file must not count it.
+        views = self.views if is_sealed else None
+        records = FileRecords(handle, found.position, size_bytes, views)
         return FetchDataInfo(metadata, records, adjusted_bytes < found.size_bytes)
 
     def fetch_upper_bound_offset(self, start: OffsetPosition, fetch_bytes: int) -> int | None:

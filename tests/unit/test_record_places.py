@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import random
@@ -14,9 +13,13 @@ import pytest
 
 import logstore
 from logstore._native import RecordGetter
+from logstore.clock import ManualClock
 from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.opening import open_log
 from logstore.reader import read_one
 from logstore.record import encode_batch, end_transaction_marker
+from logstore.scheduler import ManualScheduler
+from logstore.simulated_files import FailingFiles
 
 SMALL = {
     "segment.bytes": 2000,
@@ -237,41 +240,40 @@ class TestChanges:
                 ]
                 assert_same(log, range(200))
 
-    def test_truncated_with_a_full_disk(self, log, monkeypatch):
+    def test_truncated_with_a_full_disk(self, tmp_path):
         """What C held does not keep a truncation from cutting in place."""
-        fill(log, 20)
-        assert_same(log, range(20))
-
-        def full(*_):
-            raise logstore.DiskFullError("no space", errno.ENOSPC)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(log.active_segment), "_kept_prefix", full)
+        files = FailingFiles()
+        with open_log(tmp_path / "full-0", config=SMALL, files=files) as log:
+            fill(log, 20)
+            assert_same(log, range(20))
+            files.budget = 100  # Checkpoints fit, a copy does not.
             log.truncate_to(17)
-        assert_same(log, range(20))
+            files.budget = None
+            assert_same(log, range(20))
 
-    def test_view_keeps_a_full_disk_from_cutting_in_place(self, log, monkeypatch):
+    def test_view_keeps_a_full_disk_from_cutting_in_place(self, tmp_path):
         """A mapped range stays whole: the truncation fails, and changes nothing."""
-        fill(log, 10)
-        log.roll()
-        segment = log.segments[0]
-        view = segment.map_sealed().view[:]
-        before = bytes(view)
-
-        def full(*_):
-            raise logstore.DiskFullError("no space", errno.ENOSPC)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(segment), "_kept_prefix", full)
+        files = FailingFiles()
+        scheduler = ManualScheduler(ManualClock())  # No flush in another thread reads the file.
+        with open_log(tmp_path / "full-0", config=SMALL, files=files, scheduler=scheduler) as log:
+            fill(log, 10)
+            log.roll()
+            segment = log.segments[0]
+            view = segment.map_sealed().view[:]
+            before = bytes(view)
+            files.budget = 100  # Checkpoints fit, a copy does not.
             with pytest.raises(logstore.DiskFullError):
-                segment.truncate_to(7)
+                log.truncate_to(7)
             assert segment.views.is_viewed
             assert before == bytes(view)
             del view
             gc.collect()
             assert not segment.views.is_viewed
+            assert 10 == log.log_end_offset
             log.truncate_to(7)
-        assert 5 == segment.read_next_offset()
+            files.budget = None
+            assert 7 == log.log_end_offset
+            assert 5 == segment.read_next_offset()
 
     def test_deleted_segments_are_let_go(self, log):
         """A get leaves nothing behind that keeps deleted files on the disk."""
