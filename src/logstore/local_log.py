@@ -406,7 +406,11 @@ class LocalLog:
                 max_bytes,
                 max_position,
                 min_one_message=min_one_message,
-                is_sealed=segment is not segments.active and self.config.mapped_segments_max > 0,
+                is_to_map=(
+                    segment is not segments.active
+                    and segment.may_be_mapped
+                    and self.config.mapped_segments_max > 0
+                ),
             )
             if found is not None:
                 if include_aborted:

@@ -91,7 +91,7 @@ class RecordPlaces:
 
     def _add_sealed(self, segment: LogSegment, end_offset: int) -> None:
         index = _sure_index(segment)
-        if self._local_log.config.mapped_segments_max == 0:
+        if self._local_log.config.mapped_segments_max == 0 or not segment.may_be_mapped:
             self._add_file(segment, index, end_offset)
             return
         size_bytes = segment.size_bytes

@@ -20,7 +20,7 @@ import contextlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from logstore.errors import ClosedError, DiskFullError, StorageError
 from logstore.file_views import FileViews
@@ -99,6 +99,9 @@ class SegmentFiles:
         "base_offset",
         "on_open",
     )
+
+    #: Whether the ``.log`` file is ours alone to cut, so that mappings of it are safe.
+    may_be_mapped: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -297,7 +297,7 @@ class ReadableSegment(SegmentFiles):
         max_position: int | None = None,
         *,
         min_one_message: bool = False,
-        is_sealed: bool = False,
+        is_to_map: bool = False,
     ) -> FetchDataInfo | None:
         """
         Return the range that begins with the batch of ``start_offset``, None if it is beyond.
@@ -307,7 +307,7 @@ class ReadableSegment(SegmentFiles):
             max_bytes: The range is not longer, unless ``min_one_message`` needs it.
             max_position: The range ends there at the latest; None: nothing may be read.
             min_one_message: The first batch is whole even if it is larger than ``max_bytes``.
-            is_sealed: Nothing is appended here any more: the range may be mapped.
+            is_to_map: Nothing is appended here any more, and the range may be mapped.
 
         Source: Kafka ``LogSegment.read``; spec 4.5.
         """
@@ -323,7 +323,7 @@ class ReadableSegment(SegmentFiles):
         if size_bytes == 0:
             return FetchDataInfo(metadata, NO_RECORDS, adjusted_bytes < found.size_bytes)
         handle = self.handle  # Before its views: those of an older file must not count it.
-        views = self.views if is_sealed else None
+        views = self.views if is_to_map else None
         records = FileRecords(handle, found.position, size_bytes, views)
         return FetchDataInfo(metadata, records, adjusted_bytes < found.size_bytes)
 

@@ -88,6 +88,8 @@ class ViewSegment(LogSegment):
 
     __slots__ = ("_is_new", "_scratch")
 
+    may_be_mapped = False  # Another process may cut the file.
+
     def __init__(
         self,
         *arguments: Any,

@@ -263,6 +263,15 @@ class TestViews:
             assert not log.segments[0].views.is_viewed
             assert log.fetch(0, max_bytes=900).records.to_bytes() == view
 
+    def test_no_mapping_of_what_others_may_cut(self, log):
+        """A log that is only read reads its ranges."""
+        fill(log)
+        log.close()
+        with logstore.open(log.directory, "r") as view:
+            part = view.fetch(0, max_bytes=900)
+            assert part.records.to_bytes() == part.memoryview()
+            assert not view.segments[0].views.is_viewed
+
 
 class TestLifetime:
     def test_range_of_a_deleted_segment(self, log, pair):
