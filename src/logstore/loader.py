@@ -304,6 +304,7 @@ class LogLoader:
         self._txn_indexed.clear()
 
         names = self._names()
+        self._producer_state.look_for_snapshots(names)
         present = set(names)
         damaged: list[LogSegment] = []
         for name in names:
@@ -601,6 +602,7 @@ class LogLoader:
         ]
         self._quarantine.move(gone, reason)
         self._quarantine.sync()
+        self._producer_state.look_for_snapshots(self._names())
 
     # -- finish ------------------------------------------------------------------------------------
 
@@ -626,7 +628,7 @@ class LogLoader:
         log_start_offset = max(self._log_start_checkpoint, first)
         self._leader_epochs.truncate_from_start(self._log_start_checkpoint)
         assert self._producer_state.is_empty
-        self._producer_state.remove_stray_snapshots(list(self._segments), self._names())
+        self._producer_state.remove_stray_snapshots(list(self._segments))
         self._producer_state.delete_withdrawn_snapshots()
         rebuild_producer_state(
             self._producer_state,

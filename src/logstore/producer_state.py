@@ -552,19 +552,14 @@ class ProducerStateManager:
         self._last_snap_offset = offset
         return path
 
-    def remove_stray_snapshots(
-        self, segment_base_offsets: Collection[int], names: Iterable[str] | None = None
-    ) -> None:
-        """
-        Delete snapshots that belong to no segment, but for a newest one at or above the last base.
+    def look_for_snapshots(self, names: Iterable[str]) -> None:
+        """Learn the names in the directory: files were deleted or renamed there."""
+        self._snapshots.look(names)
 
-        Args:
-            segment_base_offsets: Of all segments.
-            names: What is in the directory; None: look at it anew.
-        """
+    def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
+        """Delete snapshots that belong to no segment, but a newest one at or above the last."""
         bases = set(segment_base_offsets)
         last_base = max(bases, default=None)
-        self._snapshots.look(names)
         strays = [offset for offset in self._snapshots.offsets if offset not in bases]
         if strays and (last_base is None or strays[-1] >= last_base):
             strays.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from logstore.files import REAL_FILES, Files, Path
@@ -40,7 +40,5 @@ class ViewProducerState(ProducerStateManager):
         del sync
         return None
 
-    def remove_stray_snapshots(
-        self, segment_base_offsets: Collection[int], names: Iterable[str] | None = None
-    ) -> None:
+    def remove_stray_snapshots(self, segment_base_offsets: Collection[int]) -> None:
         """Leave the files alone."""

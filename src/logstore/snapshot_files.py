@@ -88,13 +88,9 @@ class SnapshotFiles:
     def __contains__(self, offset: int) -> bool:
         return offset in self._offsets
 
-    def look(self, names: Iterable[str] | None = None) -> None:
-        """Look at the directory anew, or take the names in it; who was withdrawn stays so."""
-        found = (
-            list_snapshot_offsets(self._directory, files=self._files)
-            if names is None
-            else _offsets_among(names)
-        )
+    def look(self, names: Iterable[str]) -> None:
+        """Learn the names in the directory; those that were withdrawn stay so."""
+        found = _offsets_among(names)
         self._listed = [offset for offset in found if offset not in self._withdrawn]
 
     def path(self, offset: int) -> str:

@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from logstore.errors import StorageError
+from logstore.files import REAL_FILES
 from logstore.producer_snapshot import ProducerStateEntry, encode_snapshot, write_snapshot
 from logstore.simulated_files import FailingFiles
 from logstore.snapshot_files import SnapshotFiles, list_snapshot_offsets
@@ -32,7 +33,7 @@ def test_what_there_is(snapshots, tmp_path):
     assert 7 not in snapshots
     write_snapshot(tmp_path / f"{30:020d}.snapshot", ENTRIES)
     assert 20 == snapshots.latest
-    snapshots.look()
+    snapshots.look(REAL_FILES.listdir(tmp_path))
     assert 30 == snapshots.latest
     snapshots.look([f"{1:020d}.snapshot", "x"])
     assert (1,) == snapshots.offsets
@@ -61,7 +62,7 @@ def test_withdrawn_ones(snapshots, tmp_path):
     before = {offset: file.stat().st_mtime_ns for offset, file in files.items()}
     for offset in files:
         snapshots.withdraw(offset)
-    snapshots.look()
+    snapshots.look(REAL_FILES.listdir(tmp_path))
     assert () == snapshots.offsets
     assert all(file.exists() for file in files.values())
     snapshots.write(5, ENTRIES, sync=False)
