@@ -9,7 +9,6 @@ failing ones have the same methods.
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import threading
@@ -85,19 +84,6 @@ class Files(NativeFiles):
         finally:
             self.close(fd)
         return data
-
-    def holds(self, path: Path, data: bytes) -> bool:
-        """Whether a file has exactly these contents; a missing one has not."""
-        try:
-            fd = self.open(path, os.O_RDONLY)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            return False
-        try:
-            return self.pread(fd, len(data) + 1, 0) == data
-        finally:
-            self.close(fd)
 
     def replace_file(self, path: Path, data: bytes) -> None:
         """

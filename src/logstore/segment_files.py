@@ -234,9 +234,11 @@ class SegmentFiles:
             return False
         path = self._path(TXN_INDEX_SUFFIX)
         is_same = (
-            self._files.holds(self._path(INDEX_SUFFIX), offset_entries)
-            and self._files.holds(self._path(TIME_INDEX_SUFFIX), time_entries)
-            and (self._files.holds(path, aborted) if aborted else not self._files.exists(path))
+            self._files.file_equals(self._path(INDEX_SUFFIX), offset_entries)
+            and self._files.file_equals(self._path(TIME_INDEX_SUFFIX), time_entries)
+            and (
+                self._files.file_equals(path, aborted) if aborted else not self._files.exists(path)
+            )
         )
         if is_same:
             self._mark_indexes_unsynced()

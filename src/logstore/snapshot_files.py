@@ -107,7 +107,7 @@ class SnapshotFiles:
         """
         path = self.path(offset)
         data = encode_snapshot(entries)
-        is_same = offset in self._withdrawn and not sync and self._files.holds(path, data)
+        is_same = offset in self._withdrawn and not sync and self._files.file_equals(path, data)
         if not is_same:
             write_snapshot_bytes(path, data, sync=sync, files=self._files)
         self._withdrawn.discard(offset)

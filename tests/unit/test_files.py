@@ -248,17 +248,17 @@ class TestOperations:
         assert modified_ms == REAL_FILES.modified_ms(path)
 
     @pytest.mark.parametrize(
-        ("contents", "is_held"), [(b"abc", True), (b"ab", False), (b"abcd", False), (b"", False)]
+        ("contents", "is_equal"), [(b"abc", True), (b"ab", False), (b"abcd", False), (b"", False)]
     )
-    def test_holds(self, path, contents, is_held):
-        """Exactly these bytes, not more and not fewer; a missing file holds nothing."""
-        assert not REAL_FILES.holds(path, b"abc")
-        assert not REAL_FILES.holds(path, b"")
+    def test_file_equals(self, path, contents, is_equal):
+        """Exactly these bytes, not more and not fewer; a missing file is equal to nothing."""
+        assert not REAL_FILES.file_equals(path, b"abc")
+        assert not REAL_FILES.file_equals(path, b"")
         path.write_bytes(contents)
-        assert is_held == REAL_FILES.holds(path, b"abc")
-        assert (contents == b"") == REAL_FILES.holds(path, b"")
+        assert is_equal == REAL_FILES.file_equals(path, b"abc")
+        assert (contents == b"") == REAL_FILES.file_equals(path, b"")
         with pytest.raises(StorageError):
-            REAL_FILES.holds(path / "below a file", b"abc")
+            REAL_FILES.file_equals(path / "below a file", b"abc")
 
     def test_replaces_a_file_whole(self, path):
         """The new contents, and no leftover."""

@@ -276,6 +276,13 @@ class NativeFiles:
             _fail(rc, f"pread {len(target)} bytes at {position}", path_of(fd))
         return rc  # type: ignore[no-any-return]
 
+    def file_equals(self, path: Path, data: bytes) -> bool:
+        """Whether a file has exactly these contents; a missing one has not."""
+        rc = lib.ls_io_file_equals(self.io, _encode(path), data, len(data))
+        if rc < 0 and rc != -errno.ENOENT:
+            _fail(rc, "read", path)
+        return rc == 1  # type: ignore[no-any-return]
+
     def fallocate(self, fd: int, position: int, size: int) -> bool:
         """Reserve space without changing the file's size; False where that does not exist."""
         rc = lib.ls_io_fallocate(self.io, fd, position, size)

@@ -135,6 +135,8 @@ int64_t ls_io_write_all_spans(ls_io *io, int32_t fd, const struct ls_io_span *sp
                               int64_t position);
 /* Short only at the end. */
 int64_t ls_io_read_all(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t position);
+/* 1 if these are all the bytes of a file, else 0. */
+int64_t ls_io_file_equals(ls_io *io, const char *path, const void *bytes, int64_t size);
 /* copy_file_range, or pread and pwrite where that is not possible; short only at the source's end. */
 int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32_t target,
                        int64_t target_position, int64_t size);

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static const char *const OP_NAMES[LS_IO_OP_COUNT] = {
@@ -301,6 +302,21 @@ int64_t ls_io_read_all(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t
         done += got;
     }
     return size < 0 ? -EINVAL : done;
+}
+
+int64_t ls_io_file_equals(ls_io *io, const char *path, const void *bytes, int64_t size) {
+    uint8_t block[32768];
+    int64_t fd = ls_io_open(io, path, O_RDONLY, 0);
+    if (fd < 0) return fd;
+    int64_t got = 0;
+    int64_t done = 0;
+    while ((got = ls_io_pread(io, (int32_t)fd, block, (int64_t)sizeof block, done)) > 0 &&
+           got <= size - done && memcmp(block, (const uint8_t *)bytes + done, (size_t)got) == 0) {
+        done += got;
+    }
+    int64_t closed = ls_io_close(io, (int32_t)fd);
+    if (got < 0) return got;
+    return closed < 0 ? closed : got == 0 && done == size;
 }
 
 /* Copy through memory what the kernel cannot copy by itself. */
