@@ -17,6 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FILE_BYTES_MAX = 512 << 10
 MODULE_LINES_MAX = 700  # The rule is about 600.
+# Longer ones, and why they are not split.
+JUSTIFIED = {
+    "src/logstore/partition.py": "what stays consistent under one lock stands in one place",
+}
 C_LINES_MAX = 450  # The rule is about 400.
 DATA = ("tests/compat/",)  # What Kafka wrote: may be large, and says what it says.
 GENERATED = ("requirements/", "LICENSE", "src/logstore/_native/ls_crc32c_table.h")
@@ -62,7 +66,7 @@ def findings(path: Path) -> Iterator[str]:
         return
     lines = text.splitlines()
     limits = {".py": MODULE_LINES_MAX, ".c": C_LINES_MAX}
-    line_count_max = limits.get(path.suffix)
+    line_count_max = None if name in JUSTIFIED else limits.get(path.suffix)
     if line_count_max is not None and name.startswith("src/") and len(lines) > line_count_max:
         yield f"{name}: {len(lines)} lines; split what has more than {line_count_max}"
     for number, line in enumerate(lines, start=1):
