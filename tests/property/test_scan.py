@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampling import examples
 
 import logstore
 from logstore.control_record import ControlRecordType, EndTransactionMarker
@@ -87,7 +88,7 @@ def as_row(record):
 COLUMNS = tuple(as_row(logstore.Record(0, 0, None, None)))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=STEPS,
     start=st.integers(0, 40),

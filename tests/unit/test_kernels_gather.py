@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import Guarded, MalformedError, Row
+from sampling import examples
 
 from logstore import _native
 from logstore._native import BlockStop, GatherFull
@@ -236,7 +237,7 @@ def test_pieces(parts, wanted, views, rows_max, start, stop):
     assert [row for row in whole if start <= row.offset < stop] == found
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     rows=ROWS,
     wanted=WANTED,
@@ -272,7 +273,7 @@ def test_damaged_records(rows, wanted, views, changes, cut):
         assert row.key == (record.key if "key" in wanted else None)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(noise=st.binary(max_size=200), flags=st.integers(0, 15), views=st.booleans())
 def test_noise(noise, flags, views):
     """Bytes that are no batches end the fill, and nothing outside is touched."""
@@ -404,7 +405,7 @@ def test_section():
 
 
 def test_null_behind_a_whole_batch():
-    """A batch that is taken in part finds bits that the one before it has set; a null clears its."""
+    """A batch that is taken in part finds bits set by the one before it; a null clears its own."""
     rows = [Row(0, None, None), Row(0, None, None)]
     data = GUARDED(encoded([(0, [Row(0, b"k", b"v")]), (1, rows)]))
     out = Gathered({"offset", "key", "value", "headers"})

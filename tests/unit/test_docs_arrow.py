@@ -1,0 +1,51 @@
+"""The program in docs/arrow.md runs as it stands there, and its table of columns is the schema."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import logstore
+
+pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.repository
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "arrow.md").read_text(encoding="utf-8")
+
+
+def test_program_runs(tmp_path):
+    """It prints what its comments say."""
+    for module in ("polars", "duckdb", "pandas"):
+        pytest.importorskip(module)
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    expected = re.findall(r"print\(.*\)  # (.*)", code)
+    assert expected == done.stdout.splitlines()
+
+
+def test_columns(tmp_path):
+    """Each column, with its type."""
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`[^|]+`) \| ", PAGE, re.MULTILINE)
+    types = {}
+    for first, second in rows:
+        names, kinds = re.findall(r"`(\w+)`", first), re.findall(r"`([^`]+)`", second)
+        types |= dict(zip(names, kinds if len(kinds) > 1 else kinds * len(names), strict=True))
+    with logstore.open(tmp_path / "t-0") as log:
+        schema = log.scan(columns=list(types)).schema
+    said = {
+        name: kind.replace("timestamp[ms, UTC]", "timestamp[ms, tz=UTC]")
+        for name, kind in types.items()
+    }
+    found = {field.name: re.sub(r"item: | not null", "", str(field.type)) for field in schema}
+    assert said == found
+    assert 9 == len(found)
