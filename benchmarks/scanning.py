@@ -23,7 +23,7 @@ def scan(directory: Path, size: Size, *, value_size: int) -> Contest:
     """
     values = Values.of(value_size, size.read_bytes)
     sealed = logstore.open(written_log(directory / "scan-0", values))
-    sealed.roll_segment()
+    sealed.roll()
     active = logstore.open(written_log(directory / "live-0", values))
     path = min((directory / "scan-0").glob("*.log"))
 

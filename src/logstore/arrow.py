@@ -24,6 +24,7 @@ __all__ = ["Scan"]
 class _Range(NamedTuple):
     start: int
     stop: int
+    truncations: int
 
 
 class Scan:
@@ -123,6 +124,7 @@ class Scan:
             fixed.start,
             fixed.stop,
             self._isolation,
+            truncations=fixed.truncations,
             verify_crc=self._verify_crc,
         ).count()
 
@@ -142,6 +144,7 @@ class Scan:
             fixed.start,
             fixed.stop,
             self._isolation,
+            truncations=fixed.truncations,
             batch_rows=self._batch_rows,
             verify_crc=self._verify_crc,
         )
@@ -149,9 +152,10 @@ class Scan:
     def _fixed(self) -> _Range:
         with self._guard:
             if self._range is None:
+                truncations = self._log.truncations
                 start = start_offset(self._log, self._start, self._isolation)
                 stop = stop_offset(self._log, self._stop, self._isolation)
-                self._range = _Range(start, max(start, stop))
+                self._range = _Range(start, max(start, stop), truncations)
             return self._range
 
 

@@ -105,6 +105,7 @@ class ArrowBatches:
         isolation: As in :meth:`Log.read`.
         batch_rows: Rows of a record batch at most.
         verify_crc: Check the CRC-32C of each batch right before it is decoded.
+        truncations: ``log.truncations`` when the range was fixed.
 
     Raises:
         CorruptRecordError: At damage, with its path, offset and position.
@@ -133,9 +134,10 @@ class ArrowBatches:
         "_records",
         "_section",
         "_section_batch",
+        "_seen",
         "_segments",
-        "_start",
         "_stop",
+        "_truncations",
         "_verify_crc",
         "_view",
     )
@@ -148,6 +150,7 @@ class ArrowBatches:
         stop: int,
         isolation: Isolation,
         *,
+        truncations: int,
         batch_rows: int | None = None,
         verify_crc: bool = True,
     ) -> None:
@@ -155,8 +158,9 @@ class ArrowBatches:
         assert batch_rows is None or batch_rows > 0
         self._log = log
         self._layout = layout
-        self._start = start
         self._stop = stop
+        self._truncations: Final = truncations
+        self._seen = log.truncations  # Before what is held here was read.
         self._isolation: Isolation = isolation
         self._batch_rows = BATCH_ROWS if batch_rows is None else min(batch_rows, BATCH_ROWS_MAX)
         self._verify_crc = verify_crc
@@ -189,12 +193,21 @@ class ArrowBatches:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
+        first = self._gather.start_offset
         self._check_range()
         try:
             while self._gather.start_offset < self._stop:
-                if self._step():
+                is_full = self._step()
+                if self._seen != self._log.truncations:
+                    self._begin_again(first)
+                elif is_full:
                     break
-        except (CorruptRecordError, OffsetOutOfRangeError) as error:
+        except CorruptRecordError as error:
+            if self._seen != self._log.settled_truncations():
+                self._begin_again(first)
+                return next(self)
+            self._error = error
+        except OffsetOutOfRangeError as error:
             self._error = error
         batch = self._taken()
         if batch is None:
@@ -211,15 +224,40 @@ class ArrowBatches:
         Batches wholly inside the range count as their headers say; their records are not looked at.
         """
         assert self._layout is None
+        first = self._gather.start_offset
         self._check_range()
         total = 0
-        while self._gather.start_offset < self._stop:
-            self._step()
-            total += len(self._records) + self._gather.rows
-            self._records.clear()
-            self._gather.rows = 0
+        try:
+            while self._gather.start_offset < self._stop:
+                self._step()
+                total += len(self._records) + self._gather.rows
+                self._records.clear()
+                self._gather.rows = 0
+                if self._seen != self._log.truncations:
+                    self._begin_again(first)
+                    total = 0
+        except CorruptRecordError:
+            if self._seen == self._log.settled_truncations():
+                raise
+            self._begin_again(first)
+            return self.count()
         self._let_go()
         return total
+
+    def _begin_again(self, first: int) -> None:
+        """
+        Drop what was made of files that a truncation has cut, or is cutting, meanwhile.
+
+        Raises:
+            OffsetOutOfRangeError: It has cut the range.
+        """
+        self._seen = self._log.truncations
+        self._columns = self._section = self._section_batch = None
+        self._records = []
+        self._gather.rows = 0
+        self._gather.start_offset = first
+        self.relocate()
+        self._check_range()
 
     def discard(self) -> None:
         """Do nothing: what was made was taken."""
@@ -231,12 +269,17 @@ class ArrowBatches:
         self._segments = []
 
     def _check_range(self) -> None:
-        end = self._log.reading_end(self._isolation)  # ClosedError if the log was closed.
-        if self._gather.start_offset < self._stop > end:
-            first = self._log.log_start_offset
+        """Raise unless the log is open and the range is as it was when it was fixed."""
+        log, stop = self._log, self._stop
+        end = log.reading_end(self._isolation)  # ClosedError if the log was closed.
+        lowest = log.truncated_to(self._truncations)
+        if lowest is not None:
+            end = min(end, lowest)
+        if end < stop and self._gather.start_offset < stop:
+            first = log.log_start_offset
             raise OffsetOutOfRangeError(
-                f"offsets [{end}, {self._stop}) are gone: the log was truncated, and is"
-                f" [{first}, {end}) now; scan again",
+                f"offsets [{end}, {stop}) of the scan are gone, or others, since it was first used:"
+                f" the log was truncated; scan again, or up to {end}",
                 log_start_offset=first,
                 log_end_offset=end,
                 offset=end,

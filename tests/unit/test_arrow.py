@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import sys
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -351,6 +353,22 @@ class TestUse:
         assert 60 == log.scan().count()
 
     @SMALL_SEGMENTS
+    def test_truncated_and_written_again(self, log):
+        """Other records in the place of those that are gone are none of this scan's."""
+        fill(log)
+        scan = log.scan(0, 150, batch_rows=10)
+        early = log.scan(0, 50)
+        reader = scan.to_arrow()
+        assert 10 == reader.read_next_batch().num_rows
+        assert 50 == early.count()
+        log.truncate_to(60)
+        fill(log)
+        for read in (reader.read_all, scan.to_table, scan.count):
+            with pytest.raises(logstore.OffsetOutOfRangeError):
+                read()
+        assert 50 == early.to_table().num_rows == early.count()
+
+    @SMALL_SEGMENTS
     @pytest.mark.parametrize("views", [False, True])
     def test_deleted_under_a_reader(self, log, views):
         """A reader whose records retention deletes goes on with what it has, or says so."""
@@ -393,6 +411,66 @@ class TestUse:
         assert "['earliest', None) offset" in repr(scan)
         scan.count()
         assert "[0, 0) offset" in repr(scan)
+
+
+class TestBeside:
+    """A scan beside a writer, of the same handle or of a reader's."""
+
+    def test_reader_sees_what_is_written(self, log):
+        """A new scan of a reader ends where the writer is; an old one where it was."""
+        fill(log, 50)
+        with logstore.open(log.directory, "r") as reader:
+            scan = reader.scan()
+            assert 50 == scan.to_table().num_rows
+            fill(log, 10)
+            log.roll()
+            fill(log, 10)
+            assert (50, 70) == (scan.count(), reader.scan().count())
+            assert (
+                log.scan().to_table().equals(reader.scan(views=True).to_table().cast(scan.schema))
+            )
+            log.truncate_to(30)
+            for read in (scan.to_table, scan.count):
+                with pytest.raises(logstore.OffsetOutOfRangeError):
+                    read()
+            assert 30 == reader.scan().to_table().num_rows
+
+    @pytest.mark.parametrize("mode", ["a", "r"])
+    @pytest.mark.parametrize("log", [SMALL], indirect=True)
+    def test_writer_that_truncates(self, log, mode):
+        """Every scan gives one state of the log, or says that it was truncated."""
+        done = threading.Event()
+
+        def write():
+            draw = random.Random(7)
+            for generation in range(60):
+                if generation:
+                    log.truncate_to(draw.randrange(log.log_end_offset + 1))
+                log.extend([b"%d" % generation] * draw.randrange(1, 40))
+                if generation % 3 == 0:
+                    log.roll()
+            done.set()
+
+        writer = threading.Thread(target=write)
+        reader = log if mode == "a" else logstore.open(log.directory, "r")
+        writer.start()
+        scans = 0
+        while not done.is_set() or scans == 0:
+            try:
+                scan = reader.scan(batch_rows=5, columns=["offset", "value"], views=scans % 2 == 1)
+                table, count = scan.to_table(), scan.count()
+            except logstore.OffsetOutOfRangeError:
+                continue
+            finally:
+                scans += 1
+            offsets = table["offset"].to_pylist()
+            generations = [int(value) for value in table["value"].to_pylist()]
+            assert sorted(set(offsets)) == offsets
+            assert sorted(generations) == generations
+            assert len(offsets) == count
+        writer.join()
+        if mode == "r":
+            reader.close()
 
 
 class TestDamage:
