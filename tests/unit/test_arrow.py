@@ -442,11 +442,13 @@ class TestBeside:
         done = threading.Event()
 
         def write():
-            draw = random.Random(7)
+            draw, starts = random.Random(7), [0]
             for generation in range(60):
-                if generation:
-                    log.truncate_to(draw.randrange(log.log_end_offset + 1))
-                log.extend([b"%d" % generation] * draw.randrange(1, 40))
+                # A target inside a batch takes what is before it, too.
+                target = draw.choice(starts)
+                log.truncate_to(target)
+                starts = [start for start in starts if start <= target]
+                starts.append(log.extend([b"%d" % generation] * draw.randrange(1, 40)).stop)
                 if generation % 3 == 0:
                     log.roll()
             done.set()
