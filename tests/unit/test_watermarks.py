@@ -66,3 +66,18 @@ def test_looking_up_the_high_watermark_forgets_transactions_below_it(log, look):
 
     look(log)
     assert (1, 1) == (log.first_unstable_offset, log.last_stable_offset)
+
+
+def test_reading_moves_no_watermark(log):
+    """One inside a batch, or in no place that is known, stays where it was set (decision 0043)."""
+    log.append_batches(
+        encode_batch([(None, at, None, b"v", ()) for at in range(10)], base_offset=0),
+        leader_epoch=0,
+    )
+    for high_watermark in (7, 4, 0, 10):
+        log.update_high_watermark(high_watermark)
+        log.fetch(0, max_bytes=100, isolation="read_uncommitted")
+        log.fetch(0, max_bytes=100, isolation="read_committed")
+        list(log.read(isolation="read_uncommitted"))
+        log.offset_snapshot()
+        assert high_watermark == log.high_watermark == log.offsets.high_watermark
