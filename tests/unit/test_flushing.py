@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from logstore.errors import PoisonedError, StorageError
-from logstore.flushing import GroupCommit
+from logstore.flushing import GroupCommit, Poison
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
 
@@ -22,7 +22,7 @@ class SlowDevice:
         self.begun = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
         self.error = None
-        self.group = GroupCommit(self.flush, lambda: self.durable_offset, "log-0")
+        self.group = GroupCommit(self.flush, lambda: self.durable_offset, Poison("log-0"))
 
     def flush(self, offset):
         self.flushed.append(offset)
@@ -59,7 +59,7 @@ class TestGroupCommit:
         device = SlowDevice()
         first = threading.Thread(target=device.group.wait_for, args=(1,))
         first.start()
-        device.begun.acquire()
+        assert device.begun.acquire(timeout=30)
         threads, errors = waiting(device, [2, 6, 3, 5, 4])
         for _ in range(2):
             device.may_end.release()
@@ -88,7 +88,7 @@ class TestGroupCommit:
 
         thread = threading.Thread(target=first)
         thread.start()
-        device.begun.acquire()
+        assert device.begun.acquire(timeout=30)
         threads, errors = waiting(device, [2, 3])
         device.may_end.release()
         for each in (thread, *threads):
