@@ -8,8 +8,8 @@ judged and their index entries made in C; Python sees only what needs it: batche
 Indexes are compared with what was found, and written only if they are not that already: after most
 crashes they are. On a full disk an index stays empty, which is slow and right.
 
-A batch is valid if its size and CRC are right and its offsets fit the segment. A batch of an unknown
-magic with a right CRC is valid too, for a reader that knows it.
+A batch is valid if its size and CRC are right and its offsets fit the segment. A batch of an
+unknown magic with a right CRC is valid too, for a reader that knows it.
 
 No CRC covers a base offset. A power loss may leave its bytes as they were before the write, zeros,
 and the rest of the batch as written: so what was not flushed ends before a batch whose offsets are
