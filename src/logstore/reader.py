@@ -572,7 +572,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                 f"offset {self._next} is below the log start {first}: the records were deleted"
                 " while they were read; read from 'earliest'",
                 log_start_offset=first,
-                log_end_offset=self._stop,
+                log_end_offset=self._log.reading_end(self._isolation),
                 offset=self._next,
             )
         self._segments = list(reversed(self._log.reading_segments(self._next)))

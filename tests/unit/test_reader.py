@@ -495,8 +495,10 @@ class TestChangesDuringARead:
         next(records)
         log.segments.pop(0).handle.close()
         log.log_start_offset = 1500
-        with pytest.raises(OffsetOutOfRangeError, match="deleted while they were read"):
+        log.end = log.stable = 1600  # It has grown.
+        with pytest.raises(OffsetOutOfRangeError, match="deleted while they were read") as caught:
             list(records)
+        assert (1500, 1600) == (caught.value.log_start_offset, caught.value.log_end_offset)
 
     def test_file_replaced(self, log_of, tmp_path):
         """After a truncation the read goes on by offset in the new file, up to the new end."""
