@@ -18,7 +18,13 @@ from logstore.given_records import GivenColumns, check_units
 
 
 def arrow_columns(
-    data: Any, value: str, key: str | None, timestamp: str | None, now_ms: int
+    data: Any,
+    value: str,
+    key: str | None,
+    timestamp: str | None,
+    now_ms: int,
+    *,
+    check_times: bool = True,
 ) -> Iterator[GivenColumns]:
     """
     Yield the record batches of Arrow data as columns.
@@ -29,6 +35,8 @@ def arrow_columns(
         key: Column of the keys, or None.
         timestamp: Column of the times, or None.
         now_ms: The time of records without one.
+        check_times: Look at the units of times. Who writes the first record batch in C before the
+            next is looked at leaves that to it, if there is one only.
 
     Raises:
         KeyError: A column is not there.
@@ -46,13 +54,20 @@ def arrow_columns(
         batches = [pa.record_batch(data)]
     else:
         raise TypeError(f"{type(data).__name__} is not Arrow data; give a Table or a RecordBatch")
+    check_times = check_times or len(batches) > 1
     for batch in batches:
         if batch.num_rows:
-            yield _columns(pa, batch, value, key, timestamp, now_ms)
+            yield _columns(pa, batch, value, key, timestamp, now_ms, check_times)
 
 
 def _columns(
-    pa: Any, batch: Any, value: str, key: str | None, timestamp: str | None, now_ms: int
+    pa: Any,
+    batch: Any,
+    value: str,
+    key: str | None,
+    timestamp: str | None,
+    now_ms: int,
+    check_times: bool,
 ) -> GivenColumns:
     values = _binary(pa, _column(batch, value), value)
     value_parts = _buffers(values)
@@ -62,13 +77,12 @@ def _columns(
         key_array = _binary(pa, _column(batch, key), key)
         key_data, key_offsets, key_validity = _buffers(key_array)
         keys = {"keys": key_data, "key_offsets": key_offsets, "key_validity": key_validity}
-        null_key = None
-        if key_array.null_count:
-            null_key = int(np.argmax(key_array.is_null().to_numpy(zero_copy_only=False)))
+        null_key = None if key_validity is None else _first_null(key_validity)
     timestamps = None
     if timestamp is not None:
         timestamps = _milliseconds(pa, _column(batch, timestamp), timestamp, now_ms)
-        check_units(timestamps)
+        if check_times:
+            check_units(timestamps)
     columns = Columns(
         value_parts[0],
         value_parts[1],
@@ -123,10 +137,18 @@ def _buffers(array: Any) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.uint8] |
         offset_array = np.frombuffer(offsets, width)[array.offset : array.offset + len(array) + 1]
     bitmap = None
     if validity is not None and array.null_count:
-        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-        bits = bits[array.offset : array.offset + len(array)]
-        bitmap = np.packbits(bits, bitorder="little")
+        bitmap = np.frombuffer(validity, np.uint8)[array.offset // 8 :]
+        if array.offset % 8:
+            bits = np.unpackbits(bitmap, bitorder="little")[array.offset % 8 :]
+            bitmap = np.packbits(bits, bitorder="little")
     return (b"" if data is None else data), offset_array, bitmap
+
+
+def _first_null(bitmap: npt.NDArray[np.uint8]) -> int:
+    """Return the place of the first 0 in a bitmap that has one."""
+    at = int(np.argmax(bitmap != 0xFF))
+    bits = int(bitmap[at])
+    return 8 * at + (~bits & -~bits).bit_length() - 1
 
 
 def _milliseconds(pa: Any, array: Any, name: str, now_ms: int) -> npt.NDArray[np.int64]:

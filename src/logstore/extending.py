@@ -83,8 +83,10 @@ class Extender:
     ) -> range:
         """Append rows of Arrow data; see ``Log.extend_arrow``."""
         codec = self._codec(compression)
-        parts = list(arrow_columns(data, value, key, timestamp, self._log.clock.milliseconds()))
-        if codec is CompressionType.NONE:
+        in_c = codec is CompressionType.NONE
+        now_ms = self._log.clock.milliseconds()
+        parts = list(arrow_columns(data, value, key, timestamp, now_ms, check_times=not in_c))
+        if in_c:
             return self._append(self._columns_write(part.columns) for part in parts)
         return self._append(self._compressed_write(part, codec) for part in parts)
 

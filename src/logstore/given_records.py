@@ -92,6 +92,10 @@ def check_unit(timestamp: int) -> None:
 
 def check_units(timestamps: npt.NDArray[np.int64]) -> None:
     """Raise ValueError if one of many times can only be in another unit than milliseconds."""
+    if len(timestamps) == 0 or (
+        timestamps.min() >= SECONDS_END and timestamps.max() < MICROSECONDS_MIN
+    ):
+        return
     wrong = (timestamps >= SECONDS_MIN) & (timestamps < SECONDS_END)
     wrong |= (timestamps >= MICROSECONDS_MIN) | (timestamps < NO_TIMESTAMP)
     for timestamp in timestamps[wrong][:1].tolist():
