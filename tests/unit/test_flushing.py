@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 
 import pytest
 
@@ -11,6 +12,8 @@ from logstore.errors import PoisonedError, StorageError
 from logstore.flushing import GroupCommit, Poison
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
+
+PATIENCE_SECONDS = 60.0  # Then it is not slow, but wrong.
 
 
 class SlowDevice:
@@ -27,7 +30,7 @@ class SlowDevice:
     def flush(self, offset):
         self.flushed.append(offset)
         self.begun.release()
-        self.may_end.acquire()
+        assert self.may_end.acquire(timeout=PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
         self.durable_offset = offset
@@ -48,8 +51,9 @@ def waiting(device, offsets):
     before = device.group.waiting_count
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while device.group.waiting_count < before + len(offsets):
-        pass
+        assert time.monotonic() < deadline
     return threads, errors
 
 
@@ -59,7 +63,7 @@ class TestGroupCommit:
         device = SlowDevice()
         first = threading.Thread(target=device.group.wait_for, args=(1,))
         first.start()
-        assert device.begun.acquire(timeout=30)
+        assert device.begun.acquire(timeout=PATIENCE_SECONDS)
         threads, errors = waiting(device, [2, 6, 3, 5, 4])
         for _ in range(2):
             device.may_end.release()
@@ -88,7 +92,7 @@ class TestGroupCommit:
 
         thread = threading.Thread(target=first)
         thread.start()
-        assert device.begun.acquire(timeout=30)
+        assert device.begun.acquire(timeout=PATIENCE_SECONDS)
         threads, errors = waiting(device, [2, 3])
         device.may_end.release()
         for each in (thread, *threads):
