@@ -16,7 +16,7 @@ from logstore import _native
 from logstore.errors import InvalidRecordError
 
 NOISE = random.Random(8).randbytes(9000)
-GUARDED = Guarded(1 << 16)
+GUARDED = Guarded(1 << 19)
 BYTES = st.sampled_from([None, b"", b"a", b"four", NOISE[:20], NOISE[:63], NOISE[:64], NOISE[:300]])
 HEADERS = st.lists(
     st.tuples(st.sampled_from([b"", b"h"]), st.sampled_from([None, b"", b"value"])), max_size=3
@@ -104,6 +104,38 @@ def test_one_changed_byte(rows, data):
 def test_any_bytes(data, count):
     """Bytes that nobody encoded."""
     check_like_reference(bytes(data), count)
+
+
+def alike(count, key=None, value=b"v" * 5, timestamp=0):
+    """Records that differ in nothing but key, value and offset, and as many bytes each."""
+    rows = [
+        Row(timestamp, key and key[:-1] + bytes([i % 256]), value[:-1] + bytes([i % 256]))
+        for i in range(count)
+    ]
+    return section_of(rows)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k", b"k" * 40])
+@pytest.mark.parametrize("value", [b"v", b"v" * 70, b"v" * 9000])
+@pytest.mark.parametrize("timestamp", [0, 200])
+def test_records_alike(key, value, timestamp):
+    """Runs of records of one form, over the places where the offset delta gets longer."""
+    count = 30 if len(value) > 1000 else 9000 if value == b"v" and key is None else 150
+    assert check_like_reference(alike(count, key or None, value, timestamp), count) is not None
+
+
+@pytest.mark.parametrize("key", [None, b"key"])
+@pytest.mark.parametrize("damaged", [40, 63, 64, 65, 127, 128, 130])
+def test_one_changed_byte_among_records_alike(key, damaged):
+    """Wherever in a run a byte is another one, the reference says the same."""
+    count = 140
+    section = alike(count, key)
+    ends = [0, *(record.end for record in reference.decode_section(section, count))]
+    for at in range(ends[damaged], ends[damaged + 1]):
+        for wrong in (section[at] ^ 1, section[at] ^ 2, section[at] ^ 128, 0, 127):
+            changed = bytearray(section)
+            changed[at] = wrong
+            check_like_reference(bytes(changed), count)
 
 
 SAMPLE = section_of(

@@ -83,6 +83,51 @@ LS_INLINE const uint8_t *pass_usual(const uint8_t *at, const uint8_t *next, uint
     return next;
 }
 
+LS_INLINE int32_t varint_size_at(const uint8_t *at) {
+    if (at[0] < 128) return 1;
+    return at[1] < 128 ? 2 : 3;
+}
+
+LS_INLINE uint64_t mask_of(int32_t bytes) {
+    return bytes >= 8 ? UINT64_MAX : (UINT64_C(1) << (8 * bytes)) - 1;
+}
+
+/*
+ * Pass the records behind `record` that differ from it in nothing but key, value and offset: same
+ * sizes, same time, deltas that go on. `record`, of `record_size` bytes, is the one that pass_usual
+ * has passed, with offset delta `index`; its body begins `size_bytes` in. Returns how many: of
+ * those that begin before `limit`, up to where the low digit of the delta overflows.
+ */
+static int64_t count_alike(const uint8_t *record, int64_t record_size, int32_t size_bytes,
+                           int64_t index, int64_t count_max, const uint8_t *limit,
+                           const uint8_t *end) {
+    int32_t delta_at = size_bytes + 2; /* behind attributes and a time of one byte */
+    if (record[delta_at - 1] >= 128) return 0;
+    int32_t head_size = delta_at + varint_size_at(record + delta_at) + 1; /* with the key's size */
+    if (head_size > 8) return 0;
+    uint8_t key_bits = record[head_size - 1];
+    int64_t tail_at = head_size + ((key_bits & 1) == 0 ? key_bits >> 1 : 0);
+    const uint64_t head_mask = mask_of(head_size);
+    const uint64_t tail_mask = mask_of(varint_size_at(record + tail_at));
+    const uint64_t tail = ls_load_le64(record + tail_at);
+    const uint64_t step = UINT64_C(2) << (8 * delta_at);
+    uint64_t head = ls_load_le64(record);
+
+    int64_t most = 63 - (index & 63);
+    if (most > count_max) most = count_max;
+    const uint8_t *at = record + record_size;
+    int64_t count = 0;
+    while (count < most && at < limit && end - at >= record_size + LS_INSIDE_BYTES) {
+        head += step;
+        if (((ls_load_le64(at) ^ head) & head_mask) != 0) break;
+        if (((ls_load_le64(at + tail_at) ^ tail) & tail_mask) != 0) break;
+        at += record_size;
+        if (at[-1] != 0) break;
+        count += 1;
+    }
+    return count;
+}
+
 /* The body that begins at the returned byte and ends before *next; NULL: its size is wrong. */
 LS_INLINE const uint8_t *body_at(const uint8_t *at, const uint8_t *end, const uint8_t **next) {
     uint32_t bits;
@@ -127,6 +172,7 @@ bool ls_walk_to(struct ls_record_walk *walk, const uint8_t *limit) {
     const int32_t record_count = walk->record_count;
     int32_t index = walk->index;
     int32_t last_offset_delta = check->last_offset_delta;
+    int64_t last_size = 0;
     bool sequential = (check->flags & LS_CHECK_SEQUENTIAL) != 0;
     bool increasing = (check->flags & LS_CHECK_INCREASING) != 0;
     seen.timestamp_bits = UINT64_MAX; /* None yet: no usual record's. */
@@ -134,11 +180,23 @@ bool ls_walk_to(struct ls_record_walk *walk, const uint8_t *limit) {
         const uint8_t *next;
         const uint8_t *body = body_at(at, end, &next);
         if (LS_UNLIKELY(body == NULL)) return false;
+        const uint8_t *record_at = at;
+        int32_t null_keys = seen.null_keys;
         at = NULL;
         if (LS_LIKELY(sequential && end - next >= LS_INSIDE_BYTES)) {
             at = pass_usual(body, next, (uint32_t)index << 1, &seen, walk);
         }
         if (LS_LIKELY(at != NULL)) {
+            int64_t size = at - record_at;
+            if (size == last_size) { /* The next ones, too, perhaps. */
+                int64_t count = count_alike(record_at, size, (int32_t)(body - record_at), index,
+                                            record_count - index - 1, limit, end);
+                at += count * size;
+                index += (int32_t)count;
+                seen.timestamps_outside += (int32_t)count * seen.outside;
+                seen.null_keys += (int32_t)count * (seen.null_keys - null_keys);
+            }
+            last_size = size;
             last_offset_delta = index;
         } else {
             struct ls_record record;

@@ -47,7 +47,7 @@ static enum ls_stop check_entry(const uint8_t *bytes, int64_t remaining, int64_t
 }
 
 enum {
-    CHECK_BYTES = 16384 /* of a batch at once; together with what else is used, in an L2 cache */
+    CHECK_BYTES = 65536 /* of a batch at once; together with what else is used, in an L2 cache */
 };
 
 struct checking {
