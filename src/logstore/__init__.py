@@ -22,6 +22,7 @@ from logstore.arrow import Scan
 from logstore.clock import Clock, ManualClock
 from logstore.compression import CompressionType
 from logstore.config import LogConfig
+from logstore.damage import SkippedRange
 from logstore.errors import (
     ClosedError,
     ConfigError,
@@ -125,6 +126,7 @@ __all__ = [
     "RecordTooLargeError",
     "Scan",
     "SegmentOffsetOverflowError",
+    "SkippedRange",
     "Start",
     "StorageError",
     "TimestampAndOffset",

@@ -35,14 +35,13 @@ from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_state import ProducerStateManager
 from logstore.reader import (
     Isolation,
+    OnCorrupt,
     RecordIterator,
     Start,
-    read_first,
-    read_last,
-    read_one,
     start_offset,
 )
 from logstore.scheduler import Scheduler, ThreadScheduler
+from logstore.single_record import read_first, read_last, read_one
 from logstore.snapshot_files import SnapshotFiles
 from logstore.unified_log import MAX_TIMESTAMP, UnifiedLog
 
@@ -391,6 +390,7 @@ class Log(UnifiedLog):
         *,
         isolation: Isolation = "read_committed",
         limit: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
     ) -> RecordIterator[Record]:
         """
         Return an iterator over the records from ``start`` up to ``stop``.
@@ -404,13 +404,16 @@ class Log(UnifiedLog):
             isolation: ``read_committed`` leaves out aborted and undecided transactions,
                 ``read_uncommitted`` reads up to the high watermark, ``log_end`` to the log end.
             limit: The number of records at most.
+            on_corrupt: ``raise`` stops at damage with CorruptRecordError, which has path, offset
+                and position. ``skip`` reads on behind it: ``skipped`` of the iterator lists the
+                offsets that were left out, and each range is logged as a warning.
 
         Raises:
             OffsetOutOfRangeError: ``start`` is not in the log.
         """
         self.check_open()
         first = start_offset(self, start, isolation)
-        return RecordIterator(self, first, stop, isolation, limit=limit)
+        return RecordIterator(self, first, stop, isolation, limit=limit, on_corrupt=on_corrupt)
 
     def read_values(
         self,
@@ -419,11 +422,20 @@ class Log(UnifiedLog):
         *,
         isolation: Isolation = "read_committed",
         limit: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
     ) -> RecordIterator[bytes | None]:
         """Return an iterator over the values alone, which takes a third of the time of read."""
         self.check_open()
         first = start_offset(self, start, isolation)
-        return RecordIterator(self, first, stop, isolation, limit=limit, values_only=True)
+        return RecordIterator(
+            self,
+            first,
+            stop,
+            isolation,
+            limit=limit,
+            values_only=True,
+            on_corrupt=on_corrupt,
+        )
 
     def scan(
         self,

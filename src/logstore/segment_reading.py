@@ -242,6 +242,14 @@ class ReadableSegment(SegmentFiles):
         self.offset_index.append_entries(offset_entries)
         self.time_index.append_entries(time_entries)
 
+    def headers_end(self, offset: int) -> int:
+        """Return where a walk over the headers from an offset on ends: the size, or damage."""
+        self.take_index_entries()
+        end = self.offset_index.lookup(max(offset, self.base_offset)).position
+        for header in self._headers_from(offset):
+            end = header.end
+        return end
+
     def _headers_from(self, offset: int, starting_position: int = 0) -> Iterator[EntryHeader]:
         """
         Yield headers from where the offset index says that ``offset`` is, or from a little before.

@@ -24,9 +24,6 @@ from logstore.files import REAL_FILES, FileHandle
 from logstore.reader import (
     AbortedTransactions,
     RecordIterator,
-    read_first,
-    read_last,
-    read_one,
     start_offset,
     stop_offset,
 )
@@ -37,6 +34,7 @@ from logstore.record import (
     end_transaction_marker,
     iterate_batches,
 )
+from logstore.single_record import read_first, read_last, read_one
 
 LEGACY = base64.b16decode(
     # Spec 11, G9: two magic 1 messages at offsets 3 and 4, then a gzip wrapper at 4, then magic 0.
@@ -103,6 +101,9 @@ class FakeSegment:
                 return SimpleNamespace(position=position)
             position += each.size_bytes
         return None
+
+    def headers_end(self, offset):
+        return self.size_bytes
 
     def collect_aborted_txns(self, fetch_offset, upper_bound_offset):
         self.collections += 1

@@ -16,10 +16,10 @@ from logstore._native import RecordGetter
 from logstore.clock import ManualClock
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.opening import open_log
-from logstore.reader import read_one
 from logstore.record import encode_batch, end_transaction_marker
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import FailingFiles
+from logstore.single_record import read_one
 
 SMALL = {
     "segment.bytes": 2000,

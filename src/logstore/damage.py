@@ -1,0 +1,102 @@
+"""
+Where a read goes on behind damage.
+
+A batch is sound if its header, its length and its CRC are. Behind a damaged one the next is looked
+for where it should be:
+
+1. at the end that the damaged batch's length gives, which is right if its records are what is
+   damaged;
+2. at the positions of the offset index, one after the other.
+
+Never anywhere in between: a value may itself hold a batch that is sound. What lies between the
+damage and the place where the read goes on is lost to it, and reported.
+
+Source: DESIGN.md D5; Kafka has only a consumer's ``seek`` behind the damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from logstore.errors import (
+    CorruptRecordError,
+    InvalidRecordError,
+    UnsupportedCompressionTypeError,
+)
+from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
+from logstore.record import iterate_batches
+
+if TYPE_CHECKING:
+    from logstore.file_records import Batch
+    from logstore.segment import LogSegment
+
+
+class SkippedRange(NamedTuple):
+    """
+    Offsets that a read left out because of damage: ``[start, stop)``.
+
+    Some of them may never have had a record.
+    """
+
+    start: int
+    stop: int
+    path: str | None  #: of the damaged file
+    position: int  #: of the damaged batch in it
+    reason: str
+
+
+class SoundBatch(NamedTuple):
+    """A batch whose CRC is right, and where it is."""
+
+    position: int
+    base_offset: int
+
+
+def sound_batch_after(
+    segment: LogSegment, position: int, next_offset: int, end_offset: int
+) -> SoundBatch | None:
+    """
+    Return the next sound batch behind a damaged one, None if there is none in the segment.
+
+    Args:
+        segment: Where the damage is.
+        position: Of the damaged batch.
+        next_offset: The batch begins here or above,
+        end_offset: and below this.
+
+    Cost: reads each place that is tried, a batch as a rule.
+    """
+    for candidate in _candidates(segment, position):
+        batch = _sound_batch_at(segment, candidate)
+        if batch is not None and next_offset <= batch.base_offset < end_offset:
+            return SoundBatch(candidate, batch.base_offset)
+    return None
+
+
+def _candidates(segment: LogSegment, position: int) -> Iterator[int]:
+    head = segment.read_at(position, LOG_OVERHEAD)
+    length = int.from_bytes(head[8:LOG_OVERHEAD], "big", signed=True)
+    if len(head) == LOG_OVERHEAD and length > 0:
+        yield position + LOG_OVERHEAD + length
+    segment.take_index_entries()
+    for _, indexed in segment.offset_index.entries().tolist():
+        if indexed > position:
+            yield indexed
+
+
+def _sound_batch_at(segment: LogSegment, position: int) -> Batch | None:
+    left = segment.size_bytes - position
+    if left < HEADER_UP_TO_MAGIC:
+        return None
+    head = segment.read_at(position, LOG_OVERHEAD)
+    size = LOG_OVERHEAD + int.from_bytes(head[8:LOG_OVERHEAD], "big", signed=True)
+    if not HEADER_UP_TO_MAGIC <= size <= left:
+        return None
+    try:
+        for batch in iterate_batches(segment.read_at(position, size)):
+            batch.ensure_valid()
+            return batch
+    except (CorruptRecordError, InvalidRecordError, UnsupportedCompressionTypeError):
+        return None
+    return None
