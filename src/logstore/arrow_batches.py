@@ -57,15 +57,16 @@ if TYPE_CHECKING:
 # What a column of a record batch has at most. Larger ones fall out of the cache between decoding
 # and use, smaller ones cost too much Python for each (PERFORMANCE.md C: 1 to 4 MiB).
 BATCH_BYTES: Final = 3 << 20
+# Views take little memory themselves: this is what they point into.
+VIEWED_BATCH_BYTES: Final = 8 << 20
 BATCH_ROWS: Final = 128 << 10
 BATCH_ROWS_MAX: Final = 1 << 20
 ROWS_MIN: Final = 256
 
-# What is read at once into memory of ours: it is decoded from the second level cache.
+# What is read at once where nothing is mapped. Smaller pieces cost more Python for each, and end
+# more often inside a batch, which is read again.
 FIRST_CHUNK_BYTES: Final = 16 << 10
-CHUNK_BYTES: Final = 256 << 10
-# The same into memory that views point into, and that lives as long as they do.
-VIEWED_CHUNK_BYTES: Final = 1 << 20
+CHUNK_BYTES: Final = 1 << 20
 PAGE_BYTES: Final = 4096
 
 MALFORMED: Final = "the records of a batch break the format; run `logstore verify`"
@@ -322,7 +323,8 @@ class ArrowBatches:
         rows_max = min(self._batch_rows, self._stop - self._gather.start_offset)
         if layout.has_bytes and record_count > 0 and size_bytes > 0:
             record_count = min(record_count, size_bytes // RECORD_BYTES_MIN)
-            guess = BATCH_BYTES * record_count * 5 // (size_bytes * 4)
+            wanted = VIEWED_BATCH_BYTES if layout.has_views else BATCH_BYTES
+            guess = wanted * record_count * 5 // (size_bytes * 4)
             rows_max = min(rows_max, max(guess, ROWS_MIN))
         self._columns = ColumnBuffers(layout, self._gather, rows_max, BATCH_BYTES, self._key_bytes)
         return True
@@ -591,16 +593,14 @@ class ArrowBatches:
             self._buffer = whole.slice(skew, size)
             self._view = memoryview(whole)[skew : skew + size]
             self._address = whole.address + skew
-            skew, largest = 0, VIEWED_CHUNK_BYTES
-        else:
-            largest = CHUNK_BYTES
-            if len(self._view) < skew + size:
-                capacity = -(-(skew + max(size, self._chunk_bytes)) // PAGE_BYTES) * PAGE_BYTES
-                self._view = handle.files.page_aligned_buffer(capacity)
-                self._address = address_of(self._view)
+            skew = 0
+        elif len(self._view) < skew + size:
+            capacity = -(-(skew + max(size, self._chunk_bytes)) // PAGE_BYTES) * PAGE_BYTES
+            self._view = handle.files.page_aligned_buffer(capacity)
+            self._address = address_of(self._view)
         with handle.lease() as fd:
             read = handle.files.pread_into(fd, self._view[skew : skew + size], start)
-        self._chunk_bytes = min(largest, self._chunk_bytes * 4)
+        self._chunk_bytes = min(CHUNK_BYTES, self._chunk_bytes * 4)
         self._origin = start - skew
         gather.position, self._filled = skew, skew + read
         return read > 0

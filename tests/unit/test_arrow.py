@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 import sys
 import threading
@@ -404,6 +405,23 @@ class TestUse:
             expected = rows_of(log.read())
         with logstore.open(tmp_path / "t-0", "r") as log:
             assert expected == both(log)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+    @SMALL_SEGMENTS
+    @pytest.mark.parametrize("views", [False, True])
+    def test_forked_child(self, log, views):
+        """A child goes on with a reader that its parent began, and so does the parent."""
+        fill(log)
+        scan = log.scan(batch_rows=10, views=views)
+        reader = scan.to_arrow()
+        reader.read_next_batch()
+        child = os.fork()
+        if child == 0:
+            answers = (reader.read_all().num_rows, scan.to_table().num_rows, log.scan().count())
+            os._exit(answers != (190, 200, 200))
+        assert 0 == os.waitpid(child, 0)[1]
+        assert 190 == reader.read_all().num_rows
 
     def test_repr(self, log):
         """It says its range once that is fixed."""
