@@ -464,3 +464,29 @@ class TestCompletion:
         script = capsys.readouterr().out
         for module in COMMANDS:
             assert module.__name__.rpartition(".")[2] in script
+
+
+class TestFollow:
+    def test_over_restarts_of_the_writer(self, tmp_path):
+        """Each record is printed when it comes; a closed log is waited at."""
+        path = tmp_path / "f-0"
+        with logstore.open(path) as log:
+            log.append(b"one")
+        command = [*COMMAND, "follow", str(path), "--from", "earliest", "-f", "%o %s\\n"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert b"0 one\n" == process.stdout.readline()
+            for at, value in enumerate((b"two", b"three"), 1):
+                with logstore.open(path) as log:
+                    log.append(value)
+                    assert b"%d %s\n" % (at, value) == process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+        assert 130 == process.returncode
+
+    def test_options(self, log_path, capsysbinary):
+        """Records to print, how many, and for how long."""
+        options = ["--from", "0", "-n", "2", "--timeout", "5", "-f", "%o "]
+        assert 0 == main(["follow", str(log_path), *options])
+        assert b"0 1 " == capsysbinary.readouterr().out
+        assert 0 == main(["follow", str(log_path), "--timeout", "0.01", "--json"])
+        assert b"" == capsysbinary.readouterr().out
+        assert 2 == main(["follow", str(log_path), "-n", "-1"])

@@ -53,6 +53,7 @@ LAYERS = [
     {"log"},
     {"forked_log"},
     {"opening"},
+    {"aio"},
     {"inspection"},
     {"file_dump", "quarantined_offsets"},
     {"state_verification"},

@@ -1,5 +1,5 @@
 """
-The ``logstore`` command: append to, read, export, describe, dump, verify and repair logs.
+The ``logstore`` command: append to, read, follow, export, describe, dump, verify and repair logs.
 
 Exit status: 0 success, 1 damage was found, 2 wrong usage or unreadable input, 3 the log is locked
 by a writer, 130 interrupted. A closed pipe is success: ``logstore read … | head`` ends quietly.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from logstore.cli import append, completion, dump, export, info, read, repair, verify
+from logstore.cli import append, completion, dump, export, follow, info, read, repair, verify
 from logstore.errors import (
     CorruptCheckpointError,
     CorruptIndexError,
@@ -33,7 +33,7 @@ EXIT_INTERRUPTED = 130
 
 DAMAGE = (CorruptRecordError, CorruptIndexError, CorruptSnapshotError, CorruptCheckpointError)
 
-COMMANDS = (append, read, export, info, dump, verify, repair, completion)
+COMMANDS = (append, read, follow, export, info, dump, verify, repair, completion)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,293 @@
+"""
+Logs for asyncio: the method names of :class:`~logstore.Log`, awaited.
+
+What is short is done at once, in the event loop's thread: single appends, what was read ahead. What
+reads files, appends much or waits for the device is done in a thread of the loop's executor.
+
+Example::
+
+    async with await logstore.aio.open("data/orders-0") as log:
+        offset = await log.append(b"value", key=b"k")
+        async for record in log.follow("earliest"):
+            print(record.offset, record.value)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+
+from logstore._native import Buffer, Record
+from logstore.config import LogConfig
+from logstore.follow import Follower
+from logstore.given_records import Headers
+from logstore.log import Log
+from logstore.opening import Mode
+from logstore.opening import open as open_log
+from logstore.reader import Isolation, RecordIterator, Start
+
+if TYPE_CHECKING:
+    from logstore.file_records import FetchDataInfo
+    from logstore.segment import TimestampAndOffset
+    from logstore.validator import LogAppendInfo
+    from logstore.watermarks import HighWatermarkMode, LogOffsets
+
+__all__ = ["AsyncFollower", "AsyncLog", "AsyncRecords", "open"]
+
+ItemT = TypeVar("ItemT")
+
+_END: Final = object()
+_in_thread = asyncio.to_thread
+
+
+async def open(
+    path: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    config: LogConfig | Mapping[str, object] | None = None,
+    high_watermark: HighWatermarkMode = "log_end",
+    lock_timeout: float = 0.0,
+) -> AsyncLog:
+    """Open one partition log; arguments and errors are those of :func:`logstore.open`."""
+    return AsyncLog(
+        await _in_thread(
+            open_log,
+            path,
+            mode,
+            config=config,
+            high_watermark=high_watermark,
+            lock_timeout=lock_timeout,
+        )
+    )
+
+
+class AsyncLog:
+    """
+    A log whose methods are awaited; see :class:`~logstore.Log` for what each does.
+
+    Attributes:
+        log: The log itself, for what has no counterpart here.
+
+    **Durability** and errors: as there. A cancelled append may be done all the same.
+
+    **Thread rule**: any task, of any loop.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log: Final = log
+
+    # -- append ------------------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: Buffer | None,
+        *,
+        key: Buffer | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+        sync: bool = False,
+    ) -> int:
+        """Append one record and return its offset; with ``sync``, once it is on the device."""
+        offset = self.log.append(value, key=key, headers=headers, timestamp=timestamp)
+        if sync:
+            await _in_thread(self.log.flush, offset + 1)
+        return offset
+
+    async def extend(self, values: Iterable[Buffer | None], **options: Any) -> range:
+        """Append many records and return their offsets."""
+        return await _in_thread(self.log.extend, values, **options)
+
+    async def extend_arrow(self, data: Any, **options: Any) -> range:
+        """Append the rows of Arrow data and return their offsets."""
+        return await _in_thread(self.log.extend_arrow, data, **options)
+
+    async def append_batches(self, batches: Buffer, **options: Any) -> LogAppendInfo:
+        """Append encoded batches, all or nothing."""
+        return await _in_thread(self.log.append_batches, batches, **options)
+
+    async def flush(self, offset: int | None = None) -> None:
+        """Return when everything below ``offset``, or all of it, is on the device."""
+        await _in_thread(self.log.flush, offset)
+
+    # -- read --------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        start: Start = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        isolation: Isolation = "read_committed",
+        limit: int | None = None,
+    ) -> AsyncRecords[Record]:
+        """Return an asynchronous iterator over the records from ``start`` up to ``stop``."""
+        return AsyncRecords(lambda: self.log.read(start, stop, isolation=isolation, limit=limit))
+
+    def read_values(
+        self,
+        start: Start = "earliest",
+        stop: int | datetime | None = None,
+        *,
+        isolation: Isolation = "read_committed",
+        limit: int | None = None,
+    ) -> AsyncRecords[bytes | None]:
+        """Return an asynchronous iterator over the values alone."""
+        return AsyncRecords(
+            lambda: self.log.read_values(start, stop, isolation=isolation, limit=limit)
+        )
+
+    def follow(
+        self,
+        start: Start = "latest",
+        *,
+        timeout: float | None = None,
+        isolation: Isolation = "read_committed",
+    ) -> AsyncFollower[Record]:
+        """Return an asynchronous iterator from ``start`` on that waits for more records."""
+        return AsyncFollower(self.log.follow(start, timeout=timeout, isolation=isolation))
+
+    def __aiter__(self) -> AsyncRecords[Record]:
+        return self.read()
+
+    def __getitem__(self, offset: int) -> Awaitable[Record]:
+        """Return the record at an offset: ``await log[offset]``."""
+        return _in_thread(self.log.__getitem__, offset)
+
+    async def first(self) -> Record | None:
+        """Return the first readable record, None if there is none."""
+        return await _in_thread(self.log.first)
+
+    async def last(self) -> Record | None:
+        """Return the last readable record, None if there is none."""
+        return await _in_thread(self.log.last)
+
+    async def fetch(self, start: int, *, max_bytes: int, **options: Any) -> FetchDataInfo:
+        """Return the range of the log that begins with the batch of ``start``."""
+        return await _in_thread(self.log.fetch, start, max_bytes=max_bytes, **options)
+
+    async def offset_at(self, when: int | datetime) -> TimestampAndOffset | None:
+        """Return the first record whose timestamp is at or after a time."""
+        return await _in_thread(self.log.offset_at, when)
+
+    async def max_timestamp(self) -> TimestampAndOffset | None:
+        """Return the first record that has the largest timestamp."""
+        return await _in_thread(self.log.max_timestamp)
+
+    @property
+    def offsets(self) -> LogOffsets:
+        """The five offsets of one moment."""
+        return self.log.offsets
+
+    # -- change and close --------------------------------------------------------------------------
+
+    async def truncate_to(self, target_offset: int) -> bool:
+        """Remove everything from ``target_offset`` on; return whether the log had any of it."""
+        return await _in_thread(self.log.truncate_to, target_offset)
+
+    async def delete_old_segments(self) -> int:
+        """Delete segments that the log start or retention let go; return how many."""
+        return await _in_thread(self.log.delete_old_segments)
+
+    async def close(self) -> None:
+        """Flush everything and close the log; a second call does nothing."""
+        await _in_thread(self.log.close)
+
+    def __repr__(self) -> str:
+        return f"<AsyncLog {self.log!r}>"
+
+    async def __aenter__(self) -> Self:
+        self.log.check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await _in_thread(self.log.__exit__, kind, error, traceback)
+
+
+class AsyncRecords(Generic[ItemT]):
+    """
+    The records, or values, of a bounded read, a block at a time from a thread.
+
+    **Thread rule**: one task at a time.
+    """
+
+    def __init__(self, read: Callable[[], RecordIterator[ItemT]]) -> None:
+        self._read = read
+        self._records: RecordIterator[ItemT] | None = None
+
+    @property
+    def next_offset(self) -> int | None:
+        """Where to read on; None before the first item."""
+        return None if self._records is None else self._records.next_offset
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        records = self._records
+        if records is None:
+            records = self._records = await _in_thread(self._read)
+        block = records._block
+        if block is not None and records._index < len(block):
+            return next(records)
+        item = await _in_thread(next, records, _END)
+        if item is _END:
+            raise StopAsyncIteration
+        return item  # type: ignore[return-value]
+
+
+class AsyncFollower(Generic[ItemT]):
+    """
+    A follower for asyncio; see :class:`~logstore.follow.Follower`.
+
+    **Thread rule**: one task at a time; :meth:`close` from any.
+    """
+
+    def __init__(self, follower: Follower[ItemT]) -> None:
+        self._follower = follower
+
+    @property
+    def position(self) -> int:
+        """The offset of the next record, or where it will be looked for."""
+        return self._follower.position
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are readable and not taken yet."""
+        return self._follower.lag
+
+    def __aiter__(self) -> Follower[ItemT]:
+        return self._follower
+
+    async def __anext__(self) -> ItemT:
+        return await self._follower.__anext__()
+
+    async def batch(
+        self,
+        max_records: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the same signature
+    ) -> list[ItemT]:
+        """Return the records at hand, waiting for the first one; empty after the timeout."""
+        return await self._follower.batch_later(max_records, timeout)
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._follower.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
