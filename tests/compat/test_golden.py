@@ -53,6 +53,9 @@ OTHERWISE = {
     ("damaged-clean", "missing-txnindex-0"): SOUND,
     ("damaged-clean", "torn-txnindex-0"): SOUND,
     ("unclean", "missing-txnindex-0"): SOUND,
+    # What was not flushed ends where offsets go back: no CRC covers them (decision 0048).
+    ("unclean", "repeated-batch-0"): {"bytes": 9094},
+    ("unclean-no-checkpoint", "repeated-batch-0"): {"bytes": 9094},
     # A broker sets the directory aside because it has no topic id. Here nobody asked for one.
     ("damaged-clean", "missing-partition-metadata-0"): SOUND,
     ("unclean", "missing-partition-metadata-0"): SOUND,
