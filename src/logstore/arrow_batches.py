@@ -83,11 +83,6 @@ class ScannableLog(ReadableLog, Protocol):
         """Where it is."""
         ...
 
-    @property
-    def is_read_only(self) -> bool:
-        """Whether another process may be writing the log."""
-        ...
-
 
 class ArrowBatches:
     """
@@ -546,7 +541,7 @@ class ArrowBatches:
         if gather.start_offset > segment.base_offset:
             found = segment.translate_offset(gather.start_offset)
             position = segment.size_bytes if found is None else found.position
-        if len(self._segments) > 1 and not self._log.is_read_only:
+        if len(self._segments) > 1 and segment.may_be_mapped:
             self._map(segment, handle, position)
         if self._mapped is None:
             self._origin = position
