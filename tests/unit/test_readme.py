@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,9 +16,15 @@ if "pytest_logstore" not in {point.value for point in entry_points(group="pytest
 
 pytestmark = pytest.mark.repository
 README = Path(__file__).resolve().parents[2] / "README.md"
-BLOCKS = re.findall(
-    r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-)
+
+
+def blocks(language):
+    """Return the code blocks of a language, as a reader would copy them."""
+    text = README.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = blocks("python")
 
 
 @pytest.mark.parametrize("code", [block for block in BLOCKS if "def test_" not in block])
@@ -33,6 +40,22 @@ def test_program_runs(tmp_path, code):
     assert (0, "") == (done.returncode, done.stderr)
     for expected in re.findall(r"print\(.*\)  # (.*)", code):
         assert expected in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("code", blocks("bash"))
+def test_commands_run(tmp_path, code):
+    """The commands run one after the other in an empty directory, and none fails."""
+    programs = Path(sys.executable).parent
+    assert (programs / "logstore").exists()
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("code", [block for block in BLOCKS if "def test_" in block])
