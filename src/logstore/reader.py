@@ -4,7 +4,7 @@ Iteration over the records of a log, in blocks that C makes.
 ============  =====================================  ==============================================
 batch         decoded by                             delivered
 ============  =====================================  ==============================================
-plain v2      C, 1024 records at a time              yes
+plain v2      C, what is in the buffer at a time     yes
 compressed    ``compression.py``, then C             yes
 magic 0, 1    ``legacy.py``                          yes
 transaction   as above                               read_committed: unless it was aborted
@@ -54,7 +54,7 @@ OnCorrupt: TypeAlias = Literal["raise", "skip"]
 ON_CORRUPT: Final = ("raise", "skip")
 ISOLATIONS: Final = ("read_committed", "read_uncommitted", "log_end")
 
-BLOCK_RECORDS: Final = min(1024, BLOCK_RECORDS_MAX)
+BLOCK_RECORDS: Final = min(4096, BLOCK_RECORDS_MAX)
 
 # Of one decoded section: C walks to the first of each block again, so they are larger.
 SECTION_BLOCK_RECORDS: Final = min(8192, BLOCK_RECORDS_MAX)

@@ -15,7 +15,7 @@
 
 #include "logstore.h"
 
-enum { LS_PY_FREE_RECORDS_MAX = 1024 };
+enum { LS_PY_FREE_RECORDS_MAX = 2560 };
 
 struct ls_py_state {
     PyObject *free_records[LS_PY_FREE_RECORDS_MAX]; /* memory of records, to be used again */
