@@ -96,6 +96,7 @@ class IndexFile:
         "_is_dirty",
         "_is_fresh",
         "_is_open",
+        "_is_open_to_flush",
         "_last",
         "_lock",
         "_shown_count",
@@ -126,6 +127,7 @@ class IndexFile:
         self._handle: FileHandle | None = None
         self._view: View | None = None
         self._is_open = False
+        self._is_open_to_flush = False
         self._is_closed = False
         self._is_dirty = False
         self._is_fresh = is_fresh
@@ -496,6 +498,17 @@ class IndexFile:
 
     # -- flush, close, delete ----------------------------------------------------------------------
 
+    def start_flush(self) -> None:
+        """Let the device begin with what :meth:`flush` will wait for."""
+        with self._lock:
+            self._open()
+            if not self._is_dirty or not self.writable:
+                return
+            self._is_open_to_flush = self._is_open_to_flush or self._handle is None
+            handle = self.handle
+        with handle.lease() as fd:
+            self._files.start_writeback(fd)
+
     def flush(self) -> None:
         """Make the entries durable. Creates the file if it is missing, as Kafka does."""
         with self._lock:
@@ -503,8 +516,9 @@ class IndexFile:
             if not self._is_dirty or not self.writable:
                 return
             self._is_dirty = False
-            was_open = self._handle is not None
+            was_open = self._handle is not None and not self._is_open_to_flush
             handle = self.handle
+            self._is_open_to_flush = False
         try:
             with handle.lease() as fd:  # Outside the lock: readers may map meanwhile.
                 self._files.fdatasync(fd)

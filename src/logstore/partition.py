@@ -54,6 +54,7 @@ FLUSH_MS_NEVER: Final = 2**63 - 1
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
+FLUSHED_TOGETHER: Final = 16  # Segments that the device is given at the same time.
 
 ResultT = TypeVar("ResultT")
 
@@ -684,9 +685,15 @@ class Partition(NativeLog):
             active = self._local_log.active_segment
             # From the segment that ends there: sealing it has changed its files after their flush.
             segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
-        for segment in segments:
-            with self._unless_deleted(segment):
-                segment.flush(with_indexes=closing or segment is not active)
+        for first in range(0, len(segments), FLUSHED_TOGETHER):
+            together = segments[first : first + FLUSHED_TOGETHER]
+            if together != (active,):
+                for segment in together:
+                    with self._unless_deleted(segment):
+                        segment.start_flush(with_indexes=closing or segment is not active)
+            for segment in together:
+                with self._unless_deleted(segment):
+                    segment.flush(with_indexes=closing or segment is not active)
         if segments and segments[-1].base_offset >= start:
             self._files.fsync_directory(self._directory)
         with self._sealed_meanwhile_flushed(active):

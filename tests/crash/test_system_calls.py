@@ -37,7 +37,7 @@ DOOR_NAMES = {
     "truncate": None,
     "fdatasync": "fdatasync",
     "fsync": "fsync_dir",
-    "sync_file_range": None,
+    "sync_file_range": "start_writeback",
     "syncfs": None,
     "msync": None,
     "rename": "rename",
@@ -108,6 +108,7 @@ files.pwritev(fd, [b"1", b"2"], 5000)
 files.pread(fd, 3, 0)
 files.copy_range(fd, 0, fd, 8192, 100)
 files.ftruncate(fd, 4096)
+files.start_writeback(fd)
 files.fdatasync(fd)
 mapping = files.map(fd, 4096, writable=True)
 mapping.stored(0, 1)

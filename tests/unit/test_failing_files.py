@@ -33,6 +33,7 @@ def calls_of(files, directory):
         "fallocate": lambda: files.fallocate(fd, 0, 10),
         "ftruncate": lambda: files.ftruncate(fd, 8192),
         "fdatasync": lambda: files.fdatasync(fd),
+        "start_writeback": lambda: files.start_writeback(fd),
         "fsync_dir": lambda: files.fsync_directory(directory),
         "rename": lambda: files.rename(directory / "a", directory / "a"),
         "link": lambda: files.link(directory / "a", directory / "l"),

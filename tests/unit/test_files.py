@@ -23,6 +23,7 @@ from logstore.errors import (
     StorageError,
 )
 from logstore.files import REAL_FILES, FileHandle
+from logstore.simulated_files import FailingFiles, SimulatedFiles
 
 READ_WRITE = os.O_RDWR | os.O_CREAT
 
@@ -210,6 +211,22 @@ class TestOperations:
     def test_descriptors_are_not_inherited(self, fd):
         """A child started meanwhile gets none of them."""
         assert not os.get_inheritable(fd)
+
+    @pytest.mark.parametrize(
+        "files", [REAL_FILES, SimulatedFiles(), FailingFiles(), FailingFiles(SimulatedFiles())]
+    )
+    def test_write_back_may_begin_early(self, path, files):
+        """It changes nothing, syncs nothing, and tells of a descriptor that is none."""
+        fd = files.open(path, READ_WRITE)
+        try:
+            files.pwrite(fd, b"data", 0)
+            files.start_writeback(fd)
+            assert b"data" == files.pread(fd, 10, 0)
+        finally:
+            files.close(fd)
+        if files is REAL_FILES and sys.platform == "linux":
+            with pytest.raises(StorageError, match="write back"):
+                files.start_writeback(fd)
 
     def test_sizes(self, path, fd):
         """Ftruncate changes the size, fallocate does not."""

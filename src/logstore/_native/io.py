@@ -304,6 +304,17 @@ class NativeFiles:
         if rc < 0:
             _fail(rc, "fdatasync", path_of(fd))
 
+    def start_writeback(self, fd: int) -> None:
+        """
+        Let the device begin with what :meth:`fdatasync` will wait for; promises nothing.
+
+        Raises:
+            StorageError: As from an fdatasync: what reaches the device is not known.
+        """
+        rc = lib.ls_io_start_writeback(self.io, fd)
+        if rc < 0:
+            _fail(rc, "write back", path_of(fd))
+
     def copy_range(
         self, source: int, source_position: int, target: int, target_position: int, size: int
     ) -> int:

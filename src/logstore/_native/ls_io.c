@@ -20,6 +20,7 @@ static const char *const OP_NAMES[LS_IO_OP_COUNT] = {
     [LS_IO_FALLOCATE] = "fallocate",
     [LS_IO_FTRUNCATE] = "ftruncate",
     [LS_IO_FDATASYNC] = "fdatasync",
+    [LS_IO_START_WRITEBACK] = "start_writeback",
     [LS_IO_FSYNC_DIR] = "fsync_dir",
     [LS_IO_RENAME] = "rename",
     [LS_IO_LINK] = "link",
@@ -169,6 +170,14 @@ int64_t ls_io_fdatasync(ls_io *io, int32_t fd) {
     count(io, LS_IO_FDATASYNC);
     int64_t result;
     UNINTERRUPTED(result, io->table->fdatasync(io, fd));
+    return result;
+}
+
+int64_t ls_io_start_writeback(ls_io *io, int32_t fd) {
+    if (io->table->start_writeback == NULL) return 0;
+    count(io, LS_IO_START_WRITEBACK);
+    int64_t result;
+    UNINTERRUPTED(result, io->table->start_writeback(io, fd));
     return result;
 }
 

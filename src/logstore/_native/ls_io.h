@@ -36,6 +36,7 @@ struct ls_io_table {
     int64_t (*fallocate)(ls_io *io, int32_t fd, int64_t position, int64_t size);
     int64_t (*ftruncate)(ls_io *io, int32_t fd, int64_t size);
     int64_t (*fdatasync)(ls_io *io, int32_t fd);
+    int64_t (*start_writeback)(ls_io *io, int32_t fd); /* NULL: nothing to begin with */
     int64_t (*fsync_dir)(ls_io *io, const char *path);
     int64_t (*rename)(ls_io *io, const char *source, const char *target);
     int64_t (*link)(ls_io *io, const char *source, const char *target);

@@ -181,6 +181,12 @@ static int64_t fail_fdatasync(ls_io *io, int32_t fd) {
     return result < 0 ? result : fail->inner->table->fdatasync(fail->inner, fd);
 }
 
+static int64_t fail_start_writeback(ls_io *io, int32_t fd) {
+    struct fail *fail = fail_of(io);
+    int64_t result = judge(fail, LS_IO_START_WRITEBACK, NULL);
+    return result < 0 ? result : ls_io_start_writeback(fail->inner, fd);
+}
+
 static int64_t fail_copy_file_range(ls_io *io, int32_t source, int64_t source_position,
                                     int32_t target, int64_t target_position, int64_t size) {
     struct fail *fail = fail_of(io);
@@ -298,6 +304,7 @@ static const struct ls_io_table FAIL_TABLE = {
     .fallocate = fail_fallocate,
     .ftruncate = fail_ftruncate,
     .fdatasync = fail_fdatasync,
+    .start_writeback = fail_start_writeback,
     .fsync_dir = fail_fsync_dir,
     .rename = fail_rename,
     .link = fail_link,

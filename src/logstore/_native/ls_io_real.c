@@ -91,6 +91,14 @@ static int64_t real_fdatasync(ls_io *io, int32_t fd) {
 #endif
 }
 
+#if LS_LINUX
+static int64_t real_start_writeback(ls_io *io, int32_t fd) {
+    (void)io;
+    int64_t result = answer(sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE));
+    return result == -ENOSYS || result == -EINVAL || result == -ESPIPE ? 0 : result;
+}
+#endif
+
 static int64_t real_fsync_dir(ls_io *io, const char *path) {
     (void)io;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -187,6 +195,9 @@ const struct ls_io_table ls_io_real_table = {
     .fallocate = real_fallocate,
     .ftruncate = real_ftruncate,
     .fdatasync = real_fdatasync,
+#if LS_LINUX
+    .start_writeback = real_start_writeback,
+#endif
     .fsync_dir = real_fsync_dir,
     .rename = real_rename,
     .link = real_link,
