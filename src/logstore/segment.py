@@ -203,9 +203,9 @@ class LogSegment(ReadableSegment):
         writer = self._writer
         if writer is None:
             return
-        self.take_index_entries()
         with self._guard:
             state = writer.detach()
+            self._note_entries(state.offset_entry_count, state.time_entry_count)
             self._writer = None
             self._size_bytes = state.size_bytes
         self.bytes_since_last_index_entry = state.bytes_since_last_index_entry

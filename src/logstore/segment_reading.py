@@ -218,15 +218,18 @@ class ReadableSegment(SegmentFiles):
             writer = self._writer
             if writer is not None:
                 writer.settle_entries()
-                for index, count in (
-                    (self.offset_index, writer.offset_entry_count),
-                    (self.time_index, writer.time_entry_count),
-                ):
-                    if count > index.entry_count:
-                        index.advance_entry_count(count - index.entry_count)
+                self._note_entries(writer.offset_entry_count, writer.time_entry_count)
                 return
         if not self._are_indexes_sure:
             self._make_sure_of_indexes()
+
+    def _note_entries(self, offset_entry_count: int, time_entry_count: int) -> None:
+        for index, count in (
+            (self.offset_index, offset_entry_count),
+            (self.time_index, time_entry_count),
+        ):
+            if count > index.entry_count:
+                index.advance_entry_count(count - index.entry_count)
 
     def _make_sure_of_indexes(self) -> None:
         """Look at the indexes of a segment that was there before, once, and repair them."""
