@@ -411,11 +411,11 @@ class LogSegment(ReadableSegment):
         cut_bytes = 0
         if found is not None:
             cut_bytes = self._size_bytes - found.position
+            self._size_bytes = found.position  # First: if the cut fails, it may have been made.
             if kept is None:
                 self._cut(found.position, in_place=in_place)
             else:
                 self._put_in_place(kept)
-            self._size_bytes = found.position
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         self.txn_index.truncate_to(offset)
