@@ -187,6 +187,27 @@ def test_many_small_records(dtype, keyed, size):
         assert section == section_by(variant, columns, 0, len(batch))
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("nulls", [0, 3])
+@pytest.mark.parametrize(("key_size", "value_size"), [(10, 100), (63, 20), (0, 0)])
+def test_runs_of_records_of_one_form(dtype, nulls, key_size, value_size):
+    """Sizes and times repeat, and then one of them does not; batches end in the middle of runs."""
+    for changed in (None, "value", "key", "time", "long key", "long value"):
+        rows = []
+        for i in range(150):
+            key = None if nulls and i % nulls == 1 else bytes([i % 256]) * key_size
+            value, time = bytes([i % 251]) * value_size, 1000 + i // 97
+            if i % 50 == 33:
+                value = b"another" if changed == "value" else value
+                value = NOISE[:9000] if changed == "long value" else value
+                key = b"another" if changed == "key" else key
+                key = NOISE[:64] if changed == "long key" else key
+                time = 5000 if changed == "time" else time
+            rows.append(Row(time, key, value))
+        columns = columns_of(rows, dtype=dtype, key_dtype=dtype, lead=3, bit_offset=5)
+        assert reference_batches(rows, 12_000) == native_batches(columns, 12_000)
+
+
 @pytest.mark.parametrize("size", [*range(50, 70), *range(8175, 8195), 2**20 - 20, 2**20])
 def test_sizes_around_each_varint_length(size):
     """Where the length varints grow by a byte, and a record larger than batch_bytes."""
