@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import appending, memory, opening, reading, scanning, serving
+from benchmarks import appending, following, memory, opening, reading, scanning, serving
 from benchmarks.harness import Contest
 from benchmarks.sizes import Size
 
@@ -23,6 +23,8 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "lookup": reading.lookup,
     "random get": reading.random_get,
     "serving": serving.serving,
+    "follow latency": following.latency,
+    "follow asyncio": following.asynchronous,
     "durable": appending.durable,
     "clean open": opening.clean_open,
     "memory": memory.ceilings,
