@@ -79,7 +79,7 @@ SCAN_TARGETS = {
         _target("1 KiB", "scan", None, None),
         _target("1 KiB", "scan, crc", None, None),
         _target("1 KiB", "views", None, None),
-        _target("1 KiB", "views, crc", 1.2, 1.2),
+        _target("1 KiB", "views, crc", 1.2, 1.5),
         _target("1 KiB", "live", None, None),
         _target("1 KiB", "live, crc", None, None),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -16,6 +17,8 @@ import logstore
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.errors import MissingExtraError
 from logstore.record import encode_batch, end_transaction_marker
+from logstore.simulated_files import FailingFiles
+from logstore.testing import open_log
 
 pa = pytest.importorskip("pyarrow")
 
@@ -405,6 +408,27 @@ class TestUse:
             expected = rows_of(log.read())
         with logstore.open(tmp_path / "t-0", "r") as log:
             assert expected == both(log)
+
+    def test_viewed_segment_is_not_cut(self, tmp_path):
+        """Without space for a copy a truncation waits until nobody looks: a cut would kill them."""
+        files = FailingFiles()
+        with open_log(tmp_path / "t-0", config=SMALL, files=files) as log:
+            fill(log)
+            segment = log.reading_segments(0)[0]
+            assert segment.size_bytes > 1000
+            table = log.scan(0, 10, views=True).to_table()
+            values = table["value"].to_pylist()
+            assert segment.views.is_viewed
+            files.fail("copy_file_range", errno.ENOSPC)
+            with pytest.raises(logstore.DiskFullError):
+                log.truncate_to(5)
+            assert values == table["value"].to_pylist()
+            del table
+            gc.collect()
+            assert not segment.views.is_viewed
+            files.fail("copy_file_range", errno.ENOSPC)
+            assert log.truncate_to(5)
+            assert 5 == log.scan().to_table().num_rows
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
     @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
