@@ -102,6 +102,7 @@ def become_reader_of_parent(log: Log) -> None:
         _begin_reads_again(log)
         return
     log._bind_writer(None)
+    log.leave_places()
     parents = list(local_log.segments)
     segments: list[LogSegment] = [
         ViewSegment(

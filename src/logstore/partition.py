@@ -161,7 +161,8 @@ class Partition(NativeLog):
         self._topic_id: str | None = None
         self._own_scheduler = own_scheduler
         self._rules: tuple[int, int, bool, LogConfig] | None = None  # As the writer has them.
-        self._places: RecordPlaces | None = None  # Of log[offset].
+        self._places: RecordPlaces | None = None  # Of log[offset],
+        self._inherited_places: RecordPlaces | None = None  # and those of a parent process.
         self._readers: weakref.WeakSet[RecordIterator[Any]] = weakref.WeakSet()
         self._is_closed = False
         self._is_read_only = read_only
@@ -440,6 +441,16 @@ class Partition(NativeLog):
         """
         self._places = None
         self._bind_getter(None)
+
+    def leave_places(self) -> None:
+        """
+        Use the places no more, in a forked child; called before anything else is done there.
+
+        The parent goes on to change the log, and may cut files that are mapped here. Nothing is
+        let go of: a thread that is not in this process may have held a lock that this would take.
+        """
+        self._inherited_places = self._places
+        self.forget_places()
 
     def record_places(self) -> RecordPlaces | None:
         """Return the places that C gets records from; None if something changes the log now."""

@@ -320,11 +320,38 @@ class TestChanges:
         if pid == 0:
             status = 1
             try:
+                assert log.record_places() is None
                 assert_same(log, range(203))
                 status = 0
             finally:
                 os._exit(status)
         assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def test_child_sees_what_its_parent_truncates(self, log):
+        """Nothing that the parent's log held in C is served in the child after the fork."""
+        fill(log)
+        assert_same(log, range(200))
+        assert b"value 150" == log[150].value
+        ready, truncated = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.write(ready[1], b"x")
+                os.read(truncated[0], 1)
+                with pytest.raises(logstore.OffsetOutOfRangeError):
+                    log[199]
+                assert b"new" == log[150].value
+                status = 0
+            finally:
+                os._exit(status)
+        os.read(ready[0], 1)
+        log.truncate_to(150)
+        log.extend([b"new"] * 3)
+        os.write(truncated[1], b"x")
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for fd in (*ready, *truncated):
+            os.close(fd)
 
     def test_read_only(self, log):
         """A log that is only read answers in the general way: its files are not ours to map."""
