@@ -100,4 +100,4 @@ def test_kill(directory):
             assert log.log_end_offset == len(values) >= acknowledged
             assert seen == values[: len(seen)]
             seen = values
-        assert sorted(set(seen), key=seen.index) == seen
+        assert len(set(seen)) == len(seen)

@@ -97,6 +97,18 @@ class TestFailures:
         with opened(path, FailingFiles()) as log:
             assert [b"value 0", b"last"] == list(log.read_values())
 
+    @pytest.mark.parametrize("at", [1, 2])
+    def test_a_roll_whose_held_index_entries_cannot_be_written(self, path, at):
+        """Single appends hold some back; they are hints: the roll goes on, with or without them."""
+        files = FailingFiles()
+        log = filled(path, files, 5)
+        files.fail("pwrite", errno.EIO, at=at)
+        log.roll()
+        log.append(b"value 5")
+        assert [] == list(log.check())
+        assert [b"value %d" % number for number in range(6)] == list(log.read_values())
+        log.close()
+
     def test_abandoning_goes_on_when_files_cannot_be_cut(self, path):
         """Every descriptor is closed and the lock is free, whatever fails."""
         files = FailingFiles()
