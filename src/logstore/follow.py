@@ -22,10 +22,10 @@ import asyncio
 import contextlib
 import itertools
 import threading
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from logstore.clock import SYSTEM_CLOCK
 from logstore.errors import ClosedError, OffsetOutOfRangeError
 from logstore.reader import Isolation, RecordIterator
 from logstore.waiting import Signal, WatchedLog, watcher
@@ -118,7 +118,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
 
     def _next_block(self) -> list[Any] | None:
         patience = self._patience
-        deadline = None if patience is None else time.monotonic() + patience
+        deadline = None if patience is None else SYSTEM_CLOCK.monotonic() + patience
         while not self._is_over:
             try:
                 block = self._block_at_hand()
@@ -131,7 +131,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             if deadline is None:
                 self._sleep(SLICE_SECONDS)
                 continue
-            rest = deadline - time.monotonic()
+            rest = deadline - SYSTEM_CLOCK.monotonic()
             if rest <= 0:
                 return None
             self._sleep(min(rest, SLICE_SECONDS))
@@ -321,12 +321,12 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         return self.batch(max_records, timeout=0)
 
     async def _next_item_later(self, patience: float | None) -> Any:
-        deadline = None if patience is None else time.monotonic() + patience
+        deadline = None if patience is None else SYSTEM_CLOCK.monotonic() + patience
         while True:
             item = self._next_item(0)
             if item is not _NOTHING or self._is_over or self._watched.is_closed:
                 return item
-            rest = None if deadline is None else deadline - time.monotonic()
+            rest = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
             if not await self._wait_later(rest):
                 return _NOTHING
 

@@ -39,6 +39,8 @@ FORBIDDEN_METHODS = {"write_bytes", "write_text", "touch"}
 # The doors themselves, and what is outside the engine.
 DOORS = {"files", "simulated_files", "clock", "_native"}
 OUTSIDE = {"cli", "testing"}
+# What wakes an event loop is a pipe, and no file.
+NO_FILES = {("waiting.py", "os.write")}
 
 
 def calls(tree):
@@ -68,7 +70,8 @@ def modules():
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_module_goes_through_the_doors(path):
     """No module opens a file, changes a directory, sleeps or reads the clock by itself."""
-    assert [] == list(calls(ast.parse(path.read_text(encoding="utf-8"))))
+    found = calls(ast.parse(path.read_text(encoding="utf-8")))
+    assert [] == [(line, name) for line, name in found if (path.name, name) not in NO_FILES]
 
 
 @pytest.mark.parametrize("code", ["open('x')", "os.rename(a, b)", "time.sleep(1)", "p.touch()"])
