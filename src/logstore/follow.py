@@ -146,7 +146,8 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
                 self._check_start()
                 return None
             self._check_start()
-            self._has_begun = False  # The end is where it is now.
+            self._has_begun = True
+            self._stop = end  # It is where it is now.
             if self._segments and self._segments[0] is not log.active_segment:
                 self.relocate()  # Rolled.
             elif not self._segments and self._handle is not None:

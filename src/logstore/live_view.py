@@ -24,6 +24,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logstore._native import live_is_at
 from logstore.aborted_finder import AbortedFinder
 from logstore.errors import CorruptRecordError, LogStoreError, StorageError
 from logstore.file_records import LogOffsetMetadata
@@ -119,6 +120,7 @@ class LiveView:
         self._seen: Seen | None = None
         self._change_count = -1
         self._log_end_offset = -1
+        self._live_page: LivePage | None = None  # Of a writer that lives.
         self._look_at = 0.0
         self._lock_mark = b""
         self._is_closed = False
@@ -428,12 +430,11 @@ class LiveView:
         Raises:
             StorageError: The directory cannot be read.
         """
+        page = self._live_page
         file = self._file
-        if file is not None and self.state is State.LIVE:
-            page = file.page
+        if page is not None:
             if (
-                page.change_count == self._change_count
-                and page.log_end_offset == self._log_end_offset
+                live_is_at(page.address, self._change_count, self._log_end_offset)
                 and self._clock.monotonic() < self._look_at
             ):
                 return
@@ -501,6 +502,9 @@ class LiveView:
         if seen.shown is not None:
             self._change_count = seen.shown.change_count
         self._log_end_offset = seen.log_end.message_offset
+        file = self._file
+        is_live = seen.state is State.LIVE
+        self._live_page = file.page if is_live and file is not None else None
         local_log = log._local_log
         if list(local_log.segments) != seen.segments:
             local_log.replace_segments(seen.segments)
@@ -515,6 +519,7 @@ class LiveView:
     def close(self) -> None:
         """Give up the file; a second call does nothing."""
         self._is_closed = True
+        self._live_page = None
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -522,7 +527,7 @@ class LiveView:
     def after_fork(self) -> None:
         """Begin anew in a forked child: another thread may have held the lock."""
         self._guard = threading.RLock()
-        self._seen = self._file = None
+        self._seen = self._file = self._live_page = None
         self._look_at = 0.0
         self._change_count = -1
 

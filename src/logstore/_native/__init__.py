@@ -81,6 +81,7 @@ from logstore._native.live import (
     LivePage,
     PageOffsets,
     is_slot_locked,
+    live_is_at,
     lock_slot,
     wait_any,
 )
@@ -182,6 +183,7 @@ __all__ = [
     "index_batches",
     "is_slot_locked",
     "lib",
+    "live_is_at",
     "load_published",
     "lock_slot",
     "new_gather",

@@ -30,6 +30,7 @@ _NANOSECONDS: Final = 1_000_000_000
 
 _load = _objects.load
 _change = lib.ls_live_change
+live_is_at = _objects.live_is_at
 
 if TYPE_CHECKING:
     from logstore._native.writer import Writer
@@ -112,6 +113,11 @@ class LivePage:
         memory = memoryview(mmap.mmap(-1, LIVE_BYTES))
         page._set(memory, address_of(memory))
         return page
+
+    @property
+    def address(self) -> int:
+        """Where it is mapped, for :func:`live_is_at`; valid while the caller holds this object."""
+        return self._address
 
     @property
     def header(self) -> bytes:

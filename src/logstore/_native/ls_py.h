@@ -65,6 +65,7 @@ bool ls_py_is_getter(PyObject *object);
 PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_load(PyObject *self, PyObject *address);
+PyObject *ls_py_live_is_at(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_writer_publish(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_writer_is_forked(PyObject *self, PyObject *address);

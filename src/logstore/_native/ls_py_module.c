@@ -73,6 +73,7 @@ static PyMethodDef functions[] = {
     {"fill_records", FASTCALL(ls_py_fill_records), METH_FASTCALL, NULL},
     {"read_block", FASTCALL(ls_py_read_block), METH_FASTCALL, NULL},
     {"load", ls_py_load, METH_O, NULL},
+    {"live_is_at", FASTCALL(ls_py_live_is_at), METH_FASTCALL, NULL},
     {"writer_settle", ls_py_writer_settle, METH_O, NULL},
     {"writer_is_forked", ls_py_writer_is_forked, METH_O, NULL},
     {"writer_publish", FASTCALL(ls_py_writer_publish), METH_FASTCALL, NULL},
