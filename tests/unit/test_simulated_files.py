@@ -612,7 +612,7 @@ class TestCrash:
             cycle.append(cycle)
             files.close(fd)
             del files, cycle
-            gc.collect()
+            gc.collect(1)  # All is young; a whole collection takes a second in a long run.
 
     def test_a_handle_may_be_collected_with_its_files(self, tmp_path):
         """In a cycle, an open handle is closed by files that Python may have freed first."""
@@ -621,7 +621,7 @@ class TestCrash:
             cycle.append(FileHandle(cycle[0], tmp_path / "a", CREATE))
             cycle.append(cycle)
             del cycle
-            gc.collect()
+            gc.collect(1)
 
     def test_threads_share_it(self, tmp_path):
         """Eight threads write, sync and rename at once; each finds what it wrote."""
