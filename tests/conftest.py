@@ -16,7 +16,7 @@ import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
-from sampling import IS_CI, PROFILE, examples
+from sampling import IS_CI, IS_NIGHTLY, PROFILE, examples
 
 # Deadlines measure the machine, not the code: sanitizers and a busy core would trip them.
 settings.register_profile("commit", deadline=None, print_blob=True, derandomize=IS_CI)
@@ -37,8 +37,16 @@ settings.register_profile(
 settings.load_profile(PROFILE)
 
 
+# A test that tries everything takes longer than pyproject.toml's timeout.
+NIGHTLY_SECONDS_MAX = 4 * 3600
+
+
 def pytest_collection_modifyitems(items):
-    """Skip what only Linux does where this is not Linux."""
+    """Skip what only Linux does where this is not Linux; give the nightly run time."""
+    if IS_NIGHTLY:
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(NIGHTLY_SECONDS_MAX))
     if sys.platform != "linux":
         for item in items:
             if item.get_closest_marker("linux") is not None:
