@@ -118,6 +118,7 @@ class LiveView:
         self._file: LiveFile | None = None
         self._page_truncations: int | None = None  # None: of a page not looked at yet.
         self._seen: Seen | None = None
+        self._shown_segments: list[LogSegment] | None = None  # The list that the log has.
         self._change_count = -1
         self._log_end_offset = -1
         self._live_page: LivePage | None = None  # Of a writer that lives.
@@ -506,7 +507,8 @@ class LiveView:
         is_live = seen.state is State.LIVE
         self._live_page = file.page if is_live and file is not None else None
         local_log = log._local_log
-        if list(local_log.segments) != seen.segments:
+        if self._shown_segments is not seen.segments:
+            self._shown_segments = seen.segments
             local_log.replace_segments(seen.segments)
         local_log.hold(seen.log_end)
         log._watermarks.take_over(
@@ -527,7 +529,7 @@ class LiveView:
     def after_fork(self) -> None:
         """Begin anew in a forked child: another thread may have held the lock."""
         self._guard = threading.RLock()
-        self._seen = self._file = self._live_page = None
+        self._seen = self._file = self._live_page = self._shown_segments = None
         self._look_at = 0.0
         self._change_count = -1
 
