@@ -413,8 +413,10 @@ class TestFork:
             stop = threading.Event()
 
             def append():
-                while not stop.is_set():
-                    log.extend([b"y"] * 5)
+                # No faster than a child reads, or each has more to read than the one before.
+                while not stop.wait(0.01):
+                    for _ in range(10):
+                        log.extend([b"y"] * 5)
 
             thread = threading.Thread(target=append)
             thread.start()
