@@ -215,16 +215,22 @@ class AsyncRecords(Generic[ItemT]):
     """
     The records, or values, of a bounded read, a block at a time from a thread.
 
+    A cancelled step loses nothing: the next one gives what the thread has read meanwhile.
+
     **Thread rule**: one task at a time.
     """
 
     def __init__(self, read: Callable[[], RecordIterator[ItemT]]) -> None:
         self._read = read
         self._records: RecordIterator[ItemT] | None = None
+        self._step: asyncio.Future[Any] | None = None  # In a thread, or what it gave, not taken.
+        self._step_offset = 0  # Where that began.
 
     @property
     def next_offset(self) -> int | None:
         """Where to read on; None before the first item."""
+        if self._step is not None:
+            return self._step_offset
         return None if self._records is None else self._records.next_offset
 
     def __aiter__(self) -> Self:
@@ -234,13 +240,20 @@ class AsyncRecords(Generic[ItemT]):
         records = self._records
         if records is None:
             records = self._records = await _in_thread(self._read)
-        block = records._block
-        if block is not None and records._index < len(block):
-            return next(records)
-        item = await _in_thread(next, records, _END)
+        step = self._step
+        if step is None:
+            block = records._block
+            if block is not None and records._index < len(block):
+                return next(records)
+            self._step_offset = records.next_offset
+            loop = asyncio.get_running_loop()
+            step = self._step = loop.run_in_executor(None, next, records, _END)
+        await asyncio.wait([step])  # If this is cancelled, the thread goes on all the same.
+        self._step = None
+        item = step.result()
         if item is _END:
             raise StopAsyncIteration
-        return item  # type: ignore[return-value]
+        return item  # type: ignore[no-any-return]
 
 
 class AsyncFollower(Generic[ItemT]):

@@ -521,7 +521,7 @@ class ArrowBatches:
                 f"offset {start} is below the log start {first}: the records were deleted;"
                 " scan from 'earliest'",
                 log_start_offset=first,
-                log_end_offset=self._stop,
+                log_end_offset=self._log.reading_end(self._isolation),
                 offset=start,
             )
         self._segments = list(reversed(self._log.reading_segments(start)))

@@ -324,16 +324,16 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
     async def _next_item_later(self, patience: float | None) -> Any:
         deadline = None if patience is None else SYSTEM_CLOCK.monotonic() + patience
         while True:
-            item = self._next_item(0)
-            if item is not _NOTHING or self._is_over or self._watched.is_closed:
-                return item
             rest = None if deadline is None else deadline - SYSTEM_CLOCK.monotonic()
-            if not await self._wait_later(rest):
-                return _NOTHING
+            has_news = await self._wait_later(rest)
+            item = self._next_item(0)
+            if item is not _NOTHING or not has_news or self._is_over or self._watched.is_closed:
+                return item
 
     async def _wait_later(self, patience: float | None) -> bool:
         """Return True when there is news, False after some seconds. May be cancelled any time."""
         if self.has_news():
+            await asyncio.sleep(0)  # In a backlog, too, others have a turn, and a cancellation.
             return True
         if patience is not None and patience <= 0:
             return False

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 
 import pytest
 
 import logstore
 import logstore.aio
+from logstore.reader import RecordIterator
 
 
 @pytest.fixture(name="path")
@@ -111,5 +113,74 @@ def test_a_wait_does_not_hold_up_the_loop(path):
                 await asyncio.sleep(0.001)
             await log.append(b"x")
             assert b"x" == (await waiting)[0].value
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_read_loses_nothing(path):
+    """A step that is cancelled while its thread reads: the next one gives what that has read."""
+
+    async def main():
+        async with await logstore.aio.open(path) as log:
+            await log.extend([b"%d" % at for at in range(10000)], compression="lz4")
+            started, may_go_on = threading.Event(), threading.Event()
+
+            class Slow(RecordIterator):
+                def _next_block(self):
+                    started.set()
+                    assert may_go_on.wait(10)
+                    return super()._next_block()
+
+            records = logstore.aio.AsyncRecords(lambda: Slow(log.log, 0, None, "read_committed"))
+            taken = []
+            while True:
+                may_go_on.clear()
+                started.clear()
+                step = asyncio.ensure_future(anext(records))
+                while not (started.is_set() or step.done()):  # noqa: ASYNC110 - a thread's event
+                    await asyncio.sleep(0)
+                if not step.done():
+                    step.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await step
+                    assert len(taken) == records.next_offset
+                    may_go_on.set()
+                    step = asyncio.ensure_future(anext(records))
+                try:
+                    taken.append((await step).offset)
+                except StopAsyncIteration:
+                    break
+            assert list(range(10000)) == taken
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("takes_batches", [False, True])
+def test_a_backlog_does_not_hold_up_the_loop(path, takes_batches):
+    """A follower that always has more to read gives way to other tasks, and can be cancelled."""
+
+    async def main():
+        async with await logstore.aio.open(path) as log:
+            values = [b"x"] * 10000
+            await log.extend(values)
+            records = log.follow("earliest")
+            count = 0
+
+            async def follow():
+                nonlocal count
+                while True:
+                    count += len(await records.batch()) if takes_batches else 1
+                    if not takes_batches:
+                        await anext(records)
+                    if records.lag < len(values) // 2:
+                        log.log.extend(values)  # It does not catch up.
+                    assert count < 20 * len(values), "nobody else had a turn"
+
+            following = asyncio.create_task(follow())
+            for _ in range(10):
+                await asyncio.sleep(0)
+            following.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await following
 
     asyncio.run(main())

@@ -390,6 +390,11 @@ class TestUse:
         with pytest.raises(logstore.OffsetOutOfRangeError) as caught:
             scan.to_table()
         assert (190, 200) == (caught.value.log_start_offset, caught.value.log_end_offset)
+        log.extend([b"later"] * 100)
+        log.maybe_increment_log_start_offset(250)
+        with pytest.raises(logstore.OffsetOutOfRangeError) as caught:
+            scan.to_table()
+        assert (250, 300) == (caught.value.log_start_offset, caught.value.log_end_offset)
 
     @SMALL_SEGMENTS
     def test_views_share_the_segment(self, log):
