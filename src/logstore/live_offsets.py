@@ -156,7 +156,8 @@ class LiveFile:
         try:
             self.page: Final = LivePage(self._map())
         except BaseException:
-            self.close()
+            self._fd = -1  # It stays the caller's, who closes it: its number may be used again.
+            files.let_go()
             raise
 
     def _map(self) -> Mapping:

@@ -17,7 +17,12 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.errors import CorruptRecordError, SegmentOffsetOverflowError
+from logstore.errors import (
+    ClosedError,
+    CorruptRecordError,
+    SegmentOffsetOverflowError,
+    StorageError,
+)
 from logstore.files import REAL_FILES, FileHandle, Files
 from logstore.index import TimestampOffset
 from logstore.recovery import StepBuffer, recover_segment
@@ -512,7 +517,14 @@ class LogSegment(ReadableSegment):
         """Close the files as a process that is killed does: nothing is flushed or cut."""
         if self._is_closed:
             return
-        self.detach()
+        try:
+            self.detach()
+        except (ClosedError, StorageError):
+            # What a failed append left could not be cut; the writer is detached all the same.
+            if self._attachments is not None:
+                self._attachments.close()
+            self._close_files()
+            raise
         self._close_files()
 
     def delete_if_exists(self) -> None:

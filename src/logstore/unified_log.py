@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from logstore.appending import AppendingPartition
-from logstore.errors import StorageError
+from logstore.errors import ClosedError, StorageError
 from logstore.file_records import FetchDataInfo
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_rebuild import rebuild_producer_state
@@ -475,7 +475,7 @@ class UnifiedLog(AppendingPartition):
             with contextlib.nullcontext() if is_forked else self._lock:
                 self._stop()
                 for segment in self._local_log.segments:
-                    with contextlib.suppress(StorageError):
+                    with contextlib.suppress(ClosedError, StorageError):
                         segment.close_handlers()
         live, self._live = self._live, None
         if live is not None and not is_forked:

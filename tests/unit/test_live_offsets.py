@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -20,10 +21,12 @@ from logstore._native import LIVE_BYTES, wait_any
 from logstore.live_offsets import (
     HEADER,
     LIVE_OFFSETS_FILE,
+    LiveOffsets,
     Machine,
     is_foreign_writer,
     open_live_file,
 )
+from logstore.simulated_files import FailingFiles
 from logstore.truncations import TARGETS_MAX, Truncations
 
 SMALL = {"segment.bytes": 500, "segment.index.bytes": 120, "index.interval.bytes": 100}
@@ -114,6 +117,27 @@ class TestFormat:
         with logstore.open(path) as log:
             assert 0 == log.append(b"x")
         assert "see only what is flushed" in caplog.text
+
+    def test_a_failed_open_closes_each_descriptor_once(self, log, tmp_path, caplog):
+        """By the second time another thread may have opened a file by that number."""
+        files = FailingFiles()
+        files.fail("map", errno.ENOMEM, persistent=True)
+        assert open_live_file(log.directory, files) is None
+        assert 2 == files.calls("open") == files.calls("close")
+        live = LiveOffsets.create(
+            str(tmp_path),
+            writer=None,
+            writer_epoch=1,
+            active_base_offset=0,
+            size_bytes=0,
+            log_end_offset=0,
+            log_start_offset=0,
+            recovery_point=0,
+            files=files,
+        )
+        assert live is None
+        assert "Cannot allocate memory" in caplog.text
+        assert 4 == files.calls("open") == files.calls("close")
 
 
 class TestMoves:

@@ -11,7 +11,7 @@ import pytest
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.control_record import ControlRecordType, EndTransactionMarker
-from logstore.errors import StorageError
+from logstore.errors import ClosedError, StorageError
 from logstore.index import OffsetIndex
 from logstore.producer_rebuild import producer_batches, rebuild_producer_state
 from logstore.producer_state import ProducerStateManager
@@ -81,6 +81,29 @@ class TestFailures:
                 log.append(b"not acknowledged")
         assert 1 == log.log_end_offset
         log.abandon()
+
+    @pytest.mark.parametrize("rolls", [False, True])
+    def test_a_close_that_cannot_cut_a_failed_append_lets_go(self, path, rolls):
+        """Of files and lock: another handle recovers what there is."""
+        files = FailingFiles()
+        log = filled(path, files, 1)
+        files.shorten("pwrite")
+        files.fail("pwrite", errno.EIO, at=2)
+        files.fail("pwrite", errno.EIO, at=3)
+        files.fail("ftruncate", errno.EIO, persistent=True)
+        with pytest.raises(StorageError, match="Input/output error"):
+            log.append(b"not acknowledged")
+        if rolls:
+            with pytest.raises(StorageError, match="Input/output error"):
+                log.roll()
+        with pytest.raises((ClosedError, StorageError)):
+            log.close()
+        with pytest.raises(ClosedError, match="closed"):
+            log.append(b"refused")
+
+        assert files.calls("open") == files.calls("close")
+        with opened(path, FailingFiles()) as log:
+            assert [b"value 0"] == [record.value for record in log.read()]
 
     def test_an_abort_that_its_index_cannot_take_is_kept(self, path):
         """Its batches are written, so it counts; the file is tried again with the next flush."""
