@@ -147,7 +147,9 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
                 return None
             self._check_start()
             self._has_begun = True
-            self._stop = end  # It is where it is now.
+            if end != self._stop:
+                self._stop = end  # It is where it is now.
+                self._aborted = None  # Transactions were decided since.
             if self._segments and self._segments[0] is not log.active_segment:
                 self.relocate()  # Rolled.
             elif not self._segments and self._handle is not None:

@@ -140,6 +140,29 @@ class TestIteration:
         committed.close()
         everything.close()
 
+    def test_aborts_after_the_first_look(self, log, either):
+        """Transactions that are decided while a segment is followed are delivered if committed."""
+        from logstore.control_record import ControlRecordType, EndTransactionMarker
+        from logstore.records_builder import encode_batch, end_transaction_marker
+
+        producer = {"producer_id": 7, "producer_epoch": 0}
+        with either.follow("earliest", timeout=0) as records:
+            for sequence in range(20):
+                batch = encode_batch(
+                    [(None, 1, None, b"%d" % sequence, ())],
+                    base_sequence=sequence,
+                    is_transactional=True,
+                    **producer,
+                )
+                log.append_batches(batch, leader_epoch=0)
+                kind = ControlRecordType.ABORT if sequence % 3 else ControlRecordType.COMMIT
+                marker = end_transaction_marker(
+                    EndTransactionMarker(kind, 0), timestamp=1, **producer
+                )
+                log.append_batches(marker, leader_epoch=0, origin="coordinator")
+                expected = [] if sequence % 3 else [b"%d" % sequence]
+                assert expected == [record.value for record in records]
+
     def test_position_and_lag(self, log, either):
         """What was taken, and what is left."""
         log.extend([b"x"] * 10)
