@@ -336,7 +336,7 @@ class UnifiedLog(AppendingPartition):
             if self._local_log.segments.first.base_offset > target_offset:
                 self._truncate_fully_and_start_at(target_offset, None)
                 return True
-            with self._truncating(target_offset):
+            with self._truncating(self._first_to_go(target_offset)):
                 self._lower_recovery_point(target_offset)
                 try:
                     deleted = self._local_log.truncate_to(target_offset)
@@ -376,7 +376,7 @@ class UnifiedLog(AppendingPartition):
             self._truncate_fully_and_start_at(new_offset, log_start_offset)
 
     def _truncate_fully_and_start_at(self, new_offset: int, log_start_offset: int | None) -> None:
-        with self._truncating(new_offset):
+        with self._truncating(min(new_offset, self.log_start_offset)):
             self._lower_recovery_point(min(new_offset, self.log_start_offset))
             self._local_log.truncate_fully_and_start_at(new_offset)
             with self._poison.if_it_fails():
@@ -387,10 +387,16 @@ class UnifiedLog(AppendingPartition):
                 self.producer_state.truncate_fully_and_start_at(new_offset)
                 self._finish_truncation()
 
+    def _first_to_go(self, target_offset: int) -> int:
+        """Return the first offset that a truncation removes: whole batches go."""
+        segment = self._local_log.segments.floor(target_offset)
+        found = None if segment is None else segment.translate_offset(target_offset)
+        return target_offset if found is None else min(target_offset, found.offset)
+
     @contextlib.contextmanager
-    def _truncating(self, target_offset: int) -> Iterator[None]:
-        """Tell readers that what they meet may be on its way out."""
-        with self._truncations.under_way(target_offset):
+    def _truncating(self, first_offset: int) -> Iterator[None]:
+        """Tell readers that what they meet from an offset on may be on its way out."""
+        with self._truncations.under_way(first_offset):
             self.forget_places()
             yield
 
