@@ -58,8 +58,16 @@ def rebuild_producer_state(
     segments = list(segments)
     wanted = {segment.base_offset for segment in segments[-2:]} | {last_offset}
     if reload_from_clean_shutdown and producer_state.latest_snapshot_offset is None:
-        for segment in segments:
-            _read_segment(producer_state, segment, wanted, 0, last_offset)
+        ends = [segment.base_offset for segment in segments[1:]] + [last_offset]
+        for segment, end in zip(segments, ends, strict=True):
+            if (
+                segment.base_offset in wanted
+                and segment.base_offset >= producer_state.map_end_offset
+            ):
+                producer_state.update_map_end_offset(segment.base_offset)
+                take_snapshot(producer_state)
+            if end > log_start_offset:  # Below it, no record counts.
+                _read_segment(producer_state, segment, set(), log_start_offset, last_offset)
         for offset in sorted(wanted):
             if offset >= producer_state.map_end_offset:
                 producer_state.update_map_end_offset(offset)
