@@ -19,6 +19,7 @@ Source: DESIGN.md D3.
 from __future__ import annotations
 
 import copyreg
+import logging
 import os
 import weakref
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ from logstore.partition_state import PartitionState
 from logstore.scheduler import Scheduler
 from logstore.segment import LOG_SUFFIX
 from logstore.watermarks import HIGH_WATERMARK_MODES, HighWatermarkMode
+
+logger = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["a", "r", "x"]
 MODES: Final = ("a", "r", "x")
@@ -130,6 +133,14 @@ def open_log(
             raise
         if state.recovery_point > log.recovery_point:
             # What it spoke of is gone. Nothing may come in its place before it says so.
+            if state.recovery_point > log.log_end_offset:
+                logger.warning(
+                    "%s: everything below offset %d was on the device, but the log ends at %d:"
+                    " records are lost, and others get their offsets",
+                    log.directory,
+                    state.recovery_point,
+                    log.log_end_offset,
+                )
             state.write_recovery_point(log.recovery_point)
         if live_offsets or (live_offsets is None and files is REAL_FILES):
             log.show_live_offsets(state.writer_epoch)

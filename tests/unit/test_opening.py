@@ -206,6 +206,17 @@ class TestClosing:
             assert not CleanShutdownFile(path).exists()
         assert all(file.stat().st_size < 120 for file in Path(path).glob("*.index"))
 
+    def test_records_that_were_on_the_device_are_gone(self, path, caplog):
+        """They cannot be brought back; that their offsets are given again is said."""
+        fill(path)
+        last = max(Path(path).glob("*.log"))
+        os.truncate(last, 0)
+        with logstore.open(path, config=SMALL) as log:
+            end = log.log_end_offset
+            assert end < 30
+        (message,) = [text for text in caplog.messages if "records are lost" in text]
+        assert f"below offset 30 was on the device, but the log ends at {end}" in message
+
     def test_twice(self, path):
         """A second close does nothing; another log may be open there by then."""
         log = logstore.open(path)
