@@ -266,7 +266,7 @@ class LogLoader:
                 and not name.endswith(SWAP_SUFFIX)
                 and not self._files.is_directory(self._path(name))
             ):
-                logger.info("%s: deleting %s, which was replaced", self._directory, name)
+                logger.info("%s: %s was replaced", self._directory, name)
                 self._delete(name)
         self._listing = None
         # Else a power loss could keep an old segment beside the one that replaces it.
@@ -313,7 +313,9 @@ class LogLoader:
             if not (stem.isascii() and stem.isdecimal()):
                 continue
             if suffix in INDEX_SUFFIXES and stem + LOG_SUFFIX not in present:
-                logger.warning("%s: deleting %s, whose log is not there", self._directory, name)
+                logger.warning(
+                    "%s: %s is of no use, as its log is not there", self._directory, name
+                )
                 self._delete(name)
             elif suffix == LOG_SUFFIX:
                 offset = int(stem)
