@@ -13,6 +13,7 @@ Source: Kafka ``LogSegment``; spec section 4.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -519,7 +520,9 @@ class LogSegment(ReadableSegment):
             return
         try:
             self.detach()
-        except (ClosedError, StorageError):
+        except (ClosedError, StorageError) as error:
+            if getattr(error, "errno", None) == errno.EDEADLK:
+                raise  # Called by an append to this log, which goes on to write.
             # What a failed append left could not be cut; the writer is detached all the same.
             if self._attachments is not None:
                 self._attachments.close()

@@ -105,6 +105,21 @@ class TestFailures:
         with opened(path, FailingFiles()) as log:
             assert [b"value 0"] == [record.value for record in log.read()]
 
+    def test_an_append_whose_item_leaves_the_log_keeps_its_file(self, path):
+        """Code that runs inside an append may do that; the number might be another file's."""
+        files = FailingFiles()
+        log = filled(path, files, 1)
+        writer = log._writer
+
+        class Leaving:
+            def __iter__(self):
+                log.abandon()
+                return iter(())
+
+        writer.append_list([b"value 1"], None, None, [Leaving()])
+        with opened(path, FailingFiles()) as log:
+            assert [b"value 0", b"value 1"] == [record.value for record in log.read()]
+
     def test_an_abort_that_its_index_cannot_take_is_kept(self, path):
         """Its batches are written, so it counts; the file is tried again with the next flush."""
         files = FailingFiles()

@@ -13,6 +13,7 @@ import pytest
 
 from logstore._native import (
     Columns,
+    LivePage,
     NativeLog,
     Writer,
     encode_batch,
@@ -261,6 +262,21 @@ class TestThreads:
         assert errno.EDEADLK == info.value.errno
         assert 1 == log.append(b"after")
         assert [b"before", b"after"] == values_of(fds[0], writer.state().size_bytes)
+
+    def test_an_item_that_takes_the_live_offsets_away(self, writer):
+        """As by closing the log: the page may be unmapped, and is not touched any more."""
+        page = LivePage.private()
+
+        class Closing:
+            def __iter__(self):
+                page.unbind(writer)
+                return iter(())
+
+        page.bind(writer)
+        writer.append_list([b"shown"])
+        writer.append_list([b"not shown"], None, None, [Closing()])
+        assert 2 == writer.log_end_offset
+        assert 1 == page.log_end_offset
 
 
 class TestFork:

@@ -179,7 +179,8 @@ int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait) {
 }
 
 int64_t ls_writer_set_live(ls_writer *writer, uintptr_t live) {
-    int64_t result = lock_idle(writer);
+    /* Also beside a bulk append: else the page would be unmapped before that publishes to it. */
+    int64_t result = lock_now(writer, true);
     if (result < 0) return result;
     writer->live = (struct ls_live *)live;
     pthread_mutex_unlock(&writer->lock);
