@@ -43,7 +43,13 @@ from logstore.errors import (
     UnsupportedCompressionTypeError,
 )
 from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
-from logstore.reader import NONE_ABORTED, AbortedTransactions, Isolation, ReadableLog
+from logstore.reader import (
+    NONE_ABORTED,
+    AbortedTransactions,
+    Isolation,
+    ReadableLog,
+    ensure_in_place,
+)
 from logstore.record import RecordBatch, iterate_batches
 
 if TYPE_CHECKING:
@@ -374,6 +380,7 @@ class ArrowBatches:
             assert columns is not None
             return not columns.make_room()
         if stop == BlockStop.BOUND:
+            self._is_beyond()
             gather.start_offset = self._stop
             return False
         if stop == BlockStop.TORN:
@@ -393,7 +400,7 @@ class ArrowBatches:
                     batch.ensure_valid()
                 return self._take(batch, stop)
         except (CorruptRecordError, InvalidRecordError, UnsupportedCompressionTypeError) as error:
-            if self._base_offset() >= self._stop:
+            if self._is_beyond():
                 self._gather.start_offset = self._stop  # An append that is under way.
                 return False
             raise self._damage(error) from error
@@ -610,12 +617,24 @@ class ArrowBatches:
         is_whole = self._read_chunk(size if have >= LOG_OVERHEAD else HEADER_UP_TO_MAGIC)
         if is_whole and self._filled - self._gather.position > have:
             return
-        if have >= LOG_OVERHEAD and self._base_offset() >= self._stop:
+        if have >= LOG_OVERHEAD and self._is_beyond():
             self._gather.start_offset = self._stop  # An append that is under way.
             return
         raise self._damage(
             CorruptRecordError("the segment ends inside a batch; run `logstore verify`")
         )
+
+    def _is_beyond(self) -> bool:
+        """Whether the batch at hand begins where the scan ends, or above; raises if it lies."""
+        base_offset = self._base_offset()
+        if base_offset < self._stop:
+            return False
+        try:
+            position = self._origin + self._gather.position
+            ensure_in_place(self._log, self._segments, position, base_offset)
+        except CorruptRecordError as error:
+            raise self._damage(error) from None
+        return True
 
     def _base_offset(self) -> int:
         """Return the base offset of the batch at hand, unchecked."""

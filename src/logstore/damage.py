@@ -62,14 +62,14 @@ def sound_batch_after(
     Args:
         segment: Where the damage is.
         position: Of the damaged batch.
-        next_offset: The batch begins here or above,
-        end_offset: and below this.
+        next_offset: The batch ends above this,
+        end_offset: and begins below this.
 
     Cost: reads each place that is tried, a batch as a rule.
     """
     for candidate in _candidates(segment, position):
         batch = _sound_batch_at(segment, candidate)
-        if batch is not None and next_offset <= batch.base_offset < end_offset:
+        if batch is not None and batch.base_offset < end_offset and batch.next_offset > next_offset:
             return SoundBatch(candidate, batch.base_offset)
     return None
 

@@ -43,7 +43,7 @@ from logstore.given_records import milliseconds_of
 from logstore.record import Record, RecordBatch, iterate_batches
 
 if TYPE_CHECKING:
-    from logstore.file_records import Batch
+    from logstore.file_records import Batch, LogOffsetMetadata
     from logstore.files import FileHandle
     from logstore.index import AbortedTxn
     from logstore.segment import LogSegment, TimestampAndOffset
@@ -104,6 +104,11 @@ class ReadableLog(Protocol):
 
     def reading_end(self, isolation: Isolation) -> int:
         """Return the offset up to which may be read; ClosedError if the log is closed."""
+        ...
+
+    @property
+    def log_end_offset_metadata(self) -> LogOffsetMetadata:
+        """The log end offset and its place."""
         ...
 
     def reading_segments(self, offset: int) -> Sequence[LogSegment]:
@@ -170,6 +175,40 @@ def stop_offset(log: ReadableLog, stop: int | datetime | None, isolation: Isolat
     if stop < 0:
         raise ValueError(f"stop {stop} is negative; give an offset, or None for the end")
     return min(stop, end)
+
+
+def ensure_in_place(
+    log: ReadableLog, segments: Sequence[LogSegment], position: int, base_offset: int
+) -> None:
+    """
+    Raise if a batch that begins where a read ends, or above, cannot be there.
+
+    No CRC covers base offsets: one that is too high would hide everything behind it.
+
+    Args:
+        log: What is read.
+        segments: Still to be read; the last one has the batch.
+        position: Of the batch.
+        base_offset: The batch says that it begins there.
+
+    Raises:
+        CorruptRecordError: The next segment begins below it, or the log ends below it.
+    """
+    if len(segments) > 1:
+        end = segments[-2].base_offset
+    else:
+        log_end = log.log_end_offset_metadata
+        if (
+            segments[-1].base_offset != log_end.segment_base_offset
+            or position >= log_end.relative_position_in_segment
+        ):
+            return  # An append that is under way, or was made since.
+        end = log_end.message_offset
+    if base_offset >= end:
+        raise CorruptRecordError(
+            f"a batch says that it begins at offset {base_offset}, and what follows it is at {end};"
+            " run `logstore verify`"
+        )
 
 
 class AbortedTransactions:
@@ -453,6 +492,8 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
             self._handle, self._origin = segment.handle, sound.position
             end_offset = sound.base_offset
         stop = min(max(end_offset, self._next), self._stop)
+        if stop == self._next:
+            return  # The damage is below what is read.
         skipped = SkippedRange(self._next, stop, segment.log_path, position, error.message)
         self._next = stop
         self.skipped.append(skipped)
@@ -501,6 +542,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         if stop in (BlockStop.END, BlockStop.FULL):
             return None
         if stop == BlockStop.BOUND:
+            self._is_beyond()
             self._next = self._stop
             return None
         if stop == BlockStop.TORN:
@@ -517,7 +559,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                 batch.ensure_valid()
                 return self._take(batch)
         except (CorruptRecordError, InvalidRecordError, UnsupportedCompressionTypeError) as error:
-            if self._base_offset() >= self._stop:
+            if self._is_beyond():
                 self._next = self._stop  # An append that is under way.
                 return None
             raise self._damage(error) from error
@@ -673,12 +715,23 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         is_whole = self._read_chunk(size if have >= LOG_OVERHEAD else HEADER_UP_TO_MAGIC)
         if is_whole and self._filled - self._position > have:
             return
-        if have >= LOG_OVERHEAD and self._base_offset() >= self._stop:
+        if have >= LOG_OVERHEAD and self._is_beyond():
             self._next = self._stop  # An append that is under way.
             return
         raise self._damage(
             CorruptRecordError("the segment ends inside a batch; run `logstore verify`")
         )
+
+    def _is_beyond(self) -> bool:
+        """Whether the batch at hand begins where the read ends, or above; raises if it lies."""
+        base_offset = self._base_offset()
+        if base_offset < self._stop:
+            return False
+        try:
+            ensure_in_place(self._log, self._segments, self._origin + self._position, base_offset)
+        except CorruptRecordError as error:
+            raise self._damage(error) from None
+        return True
 
     def _base_offset(self) -> int:
         """Return the base offset of the batch at hand, unchecked."""

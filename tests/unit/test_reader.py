@@ -19,7 +19,7 @@ from logstore.errors import (
     OffsetGapError,
     OffsetOutOfRangeError,
 )
-from logstore.file_records import AbortedTransaction
+from logstore.file_records import AbortedTransaction, LogOffsetMetadata
 from logstore.files import REAL_FILES, FileHandle
 from logstore.reader import (
     AbortedTransactions,
@@ -124,6 +124,11 @@ class FakeLog:
         self.truncations = 0
         self.readers = WeakSet()
         self.lowest = None
+
+    @property
+    def log_end_offset_metadata(self):
+        last = self.segments[-1]
+        return LogOffsetMetadata(self.end, last.base_offset, last.size_bytes)
 
     def truncate(self, target):
         self.truncations += 2

@@ -1,0 +1,84 @@
+"""Batches whose base offset is damaged, which no CRC covers: nothing is lost in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+import logstore
+from logstore.damage import sound_batch_after
+
+ROWS = 10  # Records of a batch.
+
+
+@pytest.fixture(name="path", params=["closed", "live"])
+def _path(request, tmp_path):
+    """A log of three segments with three batches each, and whether something writes it."""
+    path = tmp_path / "orders-0"
+    with logstore.open(path, config={"segment.bytes": 4000}) as log:
+        for _ in range(9):
+            _append(log)
+        assert [0, 30, 60] == [segment.base_offset for segment in log.segments]
+        if request.param == "live":
+            yield path
+            return
+    yield path
+
+
+def _append(log):
+    log.extend([b"%0100d" % at for at in range(ROWS)])
+
+
+def misplace(path, *, in_segment, batch):
+    """Have a batch of a segment say that it is far up; return its first offset."""
+    with logstore.open(path, "r") as log:
+        segment = log.segments[in_segment]
+        header = list(segment.headers())[batch]
+        with open(segment.log_path, "r+b") as file:
+            file.seek(header.position)
+            file.write((header.base_offset + (1 << 40)).to_bytes(8, "big"))
+        return header.base_offset
+
+
+@pytest.mark.parametrize("in_segment", [0, -1])
+class TestBatchThatSaysItIsAboveTheEnd:
+    """Found by every read; one that skips damage goes on behind it."""
+
+    def test_read(self, path, in_segment):
+        """What is before it is delivered, and what is behind it."""
+        first = misplace(path, in_segment=in_segment, batch=1)
+        with logstore.open(path, "r") as log:
+            with pytest.raises(logstore.CorruptRecordError, match=f"offset {first + (1 << 40)}"):
+                list(log.read())
+            with pytest.raises(logstore.CorruptRecordError):
+                list(log.read(first))
+            records = log.read(on_corrupt="skip")
+            lost = set(range(first, first + ROWS))
+            expected = [at for at in range(log.log_end_offset) if at not in lost]
+            assert expected == [record.offset for record in records]
+            assert [(first, first + ROWS)] == [(each.start, each.stop) for each in records.skipped]
+            with pytest.raises(logstore.CorruptRecordError):
+                log[first]
+
+    def test_scan(self, path, in_segment):
+        """Also the scan, which counts, too."""
+        pytest.importorskip("pyarrow")
+        first = misplace(path, in_segment=in_segment, batch=1)
+        with logstore.open(path, "r") as log:
+            for views in (False, True):
+                batches = log.scan(views=views).to_arrow()
+                assert first == batches.read_next_batch().num_rows
+                with pytest.raises(logstore.CorruptRecordError):
+                    batches.read_next_batch()
+            with pytest.raises(logstore.CorruptRecordError):
+                log.scan().count()
+
+
+def test_what_follows_damage_may_begin_below_the_read(tmp_path):
+    """A read from inside a sound batch gets what that has from there on."""
+    with logstore.open(tmp_path / "orders-0") as log:
+        for _ in range(3):
+            _append(log)
+        (segment,) = log.segments
+        _, damaged, sound = segment.headers()
+        assert (sound.position, 20) == sound_batch_after(segment, damaged.position, 25, 30)
+        assert sound_batch_after(segment, damaged.position, 30, 40) is None
