@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -135,7 +135,7 @@ class AppendingPartition(WatermarkedPartition):
         data: Buffer | PatchedBatch,
         headers: npt.NDArray[Any],
         *,
-        last_offset: int | None = None,
+        last_offset: int,
         updated: Iterable[ProducerAppendInfo] = (),
         completed: Iterable[CompletedTxn] = (),
     ) -> None:
@@ -145,10 +145,34 @@ class AppendingPartition(WatermarkedPartition):
         Raises:
             StorageError: The log is as before.
         """
-        if last_offset is None:
-            last_offset = int(headers["last_offset"][-1])
-        state = self.producer_state
         self._local_log.append(data, headers)
+        self._publish_written(last_offset, updated, completed)
+
+    def write_pieces(
+        self, pieces: Iterable[tuple[Buffer, npt.NDArray[Any]]], last_offset: Callable[[], int]
+    ) -> None:
+        """
+        Do what :meth:`write_batches` does with batches without producer that come in pieces.
+
+        They are published together, after the last piece. The lock is held.
+
+        Args:
+            pieces: What makes them may raise to end it all: nothing is appended.
+            last_offset: Returns the offset of the last record, once all pieces are made.
+
+        Raises:
+            StorageError: The log is as before.
+        """
+        self._local_log.append_pieces(pieces)
+        self._publish_written(last_offset())
+
+    def _publish_written(
+        self,
+        last_offset: int,
+        updated: Iterable[ProducerAppendInfo] = (),
+        completed: Iterable[CompletedTxn] = (),
+    ) -> None:
+        state = self.producer_state
         for append_info in updated:
             state.update(append_info)
         for transaction in completed:

@@ -37,6 +37,8 @@ from logstore.given_records import (
 )
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from logstore.unified_log import UnifiedLog
 
 # Writes records [first, …) in one go, all or nothing if asked; returns how many it wrote.
@@ -44,6 +46,8 @@ _Write = Callable[[int, bool], int]
 
 COMPRESSIONS: Final = ("gzip", "snappy", "lz4", "zstd")
 NO_TIMESTAMP: Final = -1
+# Compressed batches are written when they have this size, so that few of them are in memory.
+PIECE_BYTES: Final = 1 << 20
 
 
 class Extender:
@@ -199,48 +203,12 @@ class Extender:
         }.get(codec)
 
         def write(first: int, all_or_nothing: bool) -> int:
-            log_append_time = now_ms if config.message_timestamp_type == "LogAppendTime" else -1
-            base_offset = log.log_end_offset
-            room = config.segment_bytes - log.active_segment.size_bytes
-            sealed: list[bytes] = []
-            done = first
-            while done < columns.count:
-                fields = {
-                    "base_offset": base_offset + done - first,
-                    "leader_epoch": log.leader_epoch,
-                    "log_append_time": log_append_time,
-                }
-                section = encode_records(columns, done, batch_bytes=config.batch_bytes, **fields)
-                batch = seal_batch(
-                    compress(codec, section.data, level),
-                    base_timestamp=section.base_timestamp,
-                    max_timestamp=section.max_timestamp,
-                    last_offset_delta=section.record_count - 1,
-                    record_count=section.record_count,
-                    attributes=int(codec),
-                    **fields,
-                )
-                if len(batch) > config.max_message_bytes:
-                    raise RecordTooLargeError(
-                        f"the batch of record {done} has {len(batch)} bytes, over"
-                        f" max.message.bytes {config.max_message_bytes}; split the record",
-                        path=log.directory,
-                    )
-                if len(batch) > room:
-                    if all_or_nothing:
-                        return 0
-                    break
-                sealed.append(batch)
-                room -= len(batch)
-                done += section.record_count
-            if not sealed:
+            run = _CompressedRun(log, columns, first, codec, level, now_ms)
+            try:
+                log.write_pieces(run.pieces(all_or_nothing), run.last_offset)
+            except _NotWrittenError:
                 return 0
-            data = b"".join(sealed)
-            headers = scan_batches(data, crc=False).batches
-            if log.must_roll(headers, len(data)):
-                return 0
-            log.write_batches(data, headers)
-            return done - first
+            return run.done - first
 
         return columns.count, write
 
@@ -269,6 +237,122 @@ class Extender:
                 record_errors=[(first, problem)],
                 path=self._log.directory,
             )
+
+
+class _NotWrittenError(Exception):
+    """What is to be written in one go has to wait for another segment."""
+
+
+class _CompressedRun:
+    """
+    Records that are compressed and written in one go, a piece at a time.
+
+    Attributes:
+        done: The first record that is not in a batch yet.
+    """
+
+    __slots__ = (
+        "_append_time",
+        "_base_offset",
+        "_codec",
+        "_columns",
+        "_first",
+        "_level",
+        "_log",
+        "done",
+    )
+
+    def __init__(
+        self,
+        log: UnifiedLog,
+        columns: Columns,
+        first: int,
+        codec: CompressionType,
+        level: int | None,
+        now_ms: int,
+    ) -> None:
+        self._log = log
+        self._columns = columns
+        self._codec = codec
+        self._level = level
+        self._first = first
+        self._base_offset = log.log_end_offset
+        is_append_time = log.config.message_timestamp_type == "LogAppendTime"
+        self._append_time = now_ms if is_append_time else NO_TIMESTAMP
+        self.done = first
+
+    def last_offset(self) -> int:
+        """Return the offset of the last record that is in a batch."""
+        return self._base_offset + self.done - self._first - 1
+
+    def pieces(self, all_or_nothing: bool) -> Iterator[tuple[bytes, npt.NDArray[Any]]]:
+        """
+        Yield as many batches as the active segment takes, with their headers.
+
+        Raises:
+            _NotWrittenError: It takes none of them, or not all of those that must stay together.
+        """
+        log = self._log
+        size_bytes = 0
+        for sealed in self._sealed(all_or_nothing):
+            data = b"".join(sealed)
+            size_bytes += len(data)
+            headers = scan_batches(data, crc=False).batches
+            # The segment's size does not move before the last piece: all of them are asked for.
+            if log.must_roll(headers, size_bytes):
+                raise _NotWrittenError
+            yield data, headers
+        if size_bytes == 0:
+            raise _NotWrittenError
+
+    def _sealed(self, all_or_nothing: bool) -> Iterator[list[bytes]]:
+        """Yield batches, a piece at a time, until the segment is full or the records end."""
+        log = self._log
+        room = log.config.segment_bytes - log.active_segment.size_bytes
+        sealed: list[bytes] = []
+        size_bytes = 0
+        while self.done < self._columns.count:
+            batch, record_count = self._batch()
+            room -= len(batch)
+            if room < 0:
+                if all_or_nothing:
+                    raise _NotWrittenError
+                break
+            sealed.append(batch)
+            size_bytes += len(batch)
+            self.done += record_count
+            if size_bytes >= PIECE_BYTES:
+                yield sealed
+                sealed = []
+                size_bytes = 0
+        if sealed:
+            yield sealed
+
+    def _batch(self) -> tuple[bytes, int]:
+        """Return the next batch and how many records it has."""
+        config = self._log.config
+        fields = {
+            "base_offset": self.last_offset() + 1,
+            "leader_epoch": self._log.leader_epoch,
+            "log_append_time": self._append_time,
+        }
+        section = encode_records(self._columns, self.done, batch_bytes=config.batch_bytes, **fields)
+        batch = seal_batch(
+            compress(self._codec, section.data, self._level),
+            base_timestamp=section.base_timestamp,
+            max_timestamp=section.max_timestamp,
+            last_offset_delta=section.record_count - 1,
+            record_count=section.record_count,
+            attributes=int(self._codec),
+            **fields,
+        )
+        if len(batch) > config.max_message_bytes:
+            raise RecordTooLargeError(
+                f"the batch of record {self.done} has {len(batch)} bytes, over"
+                f" max.message.bytes {config.max_message_bytes}; split the record",
+                path=self._log.directory,
+            )
+        return batch, section.record_count
 
 
 def _chain(first: GivenRecords | None, rest: Iterator[GivenRecords]) -> Iterator[GivenRecords]:

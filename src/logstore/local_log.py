@@ -255,6 +255,23 @@ class LocalLog:
             self._held = None
             raise
 
+    def append_pieces(self, pieces: Iterable[tuple[Buffer, npt.NDArray[np.void]]]) -> None:
+        """
+        Do what :meth:`append` does with batches that come in pieces: all of them, or nothing.
+
+        Memory is what one piece takes. What makes the pieces may raise to end it all.
+
+        Raises:
+            StorageError: The log is as before.
+        """
+        assert self._held is None
+        self._held = self.log_end_offset_metadata
+        try:
+            self.attach().append_pieces(pieces)
+        except BaseException:
+            self._held = None
+            raise
+
     def publish(self, log_end_offset: int) -> None:
         """Let readers see everything below ``log_end_offset``."""
         self.writer.publish(log_end_offset)

@@ -43,7 +43,7 @@ from logstore.segment_files import (
 from logstore.segment_reading import OffsetLocation, ReadableSegment, TimestampAndOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     import numpy.typing as npt
@@ -303,6 +303,15 @@ class LogSegment(ReadableSegment):
                 offset=last_offset,
             )
         return self._writer.append_encoded(batches, headers, publish=False)
+
+    def append_pieces(self, pieces: Iterable[tuple[Buffer, npt.NDArray[np.void]]]) -> None:
+        """
+        Do what :meth:`append` does with batches that come in pieces: all of them, or nothing.
+
+        The size moves with the last piece. What makes the pieces may raise to end it all.
+        """
+        assert self._writer is not None
+        self._writer.append_pieces(pieces)
 
     def on_become_inactive(self) -> None:
         """

@@ -27,6 +27,7 @@ from logstore.errors import (
     RecordBatchTooLargeError,
     RecordTooLargeError,
     SegmentOffsetOverflowError,
+    StorageError,
 )
 from logstore.files import REAL_FILES
 
@@ -460,6 +461,84 @@ class TestAppendEncoded:
         size = len(data) // 10_000
         assert [(i, i * size) for i in range(1, 10_000)] == segment.offset_entries()
         assert [(NOW + i, i) for i in range(1, 10_000)] == segment.time_entries()
+
+
+class TestAppendPieces:
+    def test_nothing_moves_before_the_last_piece(self, segment):
+        """Sizes, entries and state; then all of them do but the published end."""
+        segment.writer.append_list([b"before"])
+        before = segment.writer.state()
+        parts = [ready([b"x" * 5000], at) for at in range(1, 5)]
+
+        def pieces():
+            for part in parts:
+                assert before == segment.writer.state()
+                assert before.size_bytes == segment.writer.size_bytes
+                yield part, headers_of(part)
+            assert len(segment.data()) > before.size_bytes + 10_000
+
+        segment.writer.append_pieces(pieces())
+        assert (1, 5) == (segment.writer.log_end_offset, segment.writer.state().log_end_offset)
+        assert segment.data().endswith(b"".join(parts))
+        assert len(segment.data()) == segment.writer.size_bytes
+        segment.writer.publish(5)
+        assert 5 == segment.writer.log_end_offset
+
+    def test_none(self, segment):
+        """No pieces: no effect."""
+        segment.writer.append_list([b"before"])
+        before = segment.writer.state(), segment.data()
+        segment.writer.append_pieces([])
+        assert before == (segment.writer.state(), segment.data())
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_what_makes_them_fails(self, segment, error):
+        """They are cut off again, and the next append works."""
+        segment.writer.append_list([b"before"])
+        before = segment.writer.state(), segment.data()
+
+        def pieces():
+            part = ready([b"x"], 1)
+            yield part, headers_of(part)
+            raise error
+
+        with pytest.raises(error):
+            segment.writer.append_pieces(pieces())
+        assert before == (segment.writer.state(), segment.data())
+        assert 1 == segment.writer.append_list([b"after"]).first_offset
+
+    def test_wrong_headers(self, segment):
+        """The whole append is refused, also for its last piece."""
+        segment.writer.append_list([b"before"])
+        before = segment.writer.state(), segment.data()
+        first, second = ready([b"x"], 1), ready([b"y"], 2)
+        pieces = [(first, headers_of(first)), (second[:-1], headers_of(second))]
+        with pytest.raises(CorruptRecordError):
+            segment.writer.append_pieces(pieces)
+        assert before == (segment.writer.state(), segment.data())
+
+    def test_an_append_inside_of_one(self, segment):
+        """It is refused, and the one outside goes on: pieces in a list append, and the reverse."""
+        part = ready([b"x"], 0)
+
+        def pieces():
+            with pytest.raises(StorageError):
+                segment.writer.append_list([b"inside"])
+            yield part, headers_of(part)
+
+        segment.writer.append_pieces(pieces())
+        segment.writer.publish(1)
+        refused = []
+
+        def headers():
+            with pytest.raises(StorageError):
+                segment.writer.append_pieces([(part, headers_of(part))])
+            refused.append(True)
+            yield "name", b"value"
+
+        segment.writer.append_list([b"y", b"z"], headers=[headers(), ()])
+        assert [True] == refused
+        assert 3 == segment.writer.log_end_offset
 
 
 class TestAppendColumns:

@@ -117,6 +117,20 @@ def append_encoded(segment):
     return LARGE
 
 
+def append_pieces(segment):
+    first = segment.writer.log_end_offset
+    values = LARGE[:40]
+
+    def pieces():
+        for i, value in enumerate(values):
+            data = encode_batch(columns_of([value]), 0, base_offset=first + i).data
+            yield data, scan_batches(data).batches
+
+    segment.writer.append_pieces(pieces())
+    segment.writer.publish(first + len(values))
+    return values
+
+
 def append_patched(segment):
     value = b"p" * (2 << 20)
     batch = encode_batch(
@@ -133,6 +147,7 @@ APPENDS = [
     append_large_list,
     append_large_columns,
     append_encoded,
+    append_pieces,
     append_patched,
 ]
 

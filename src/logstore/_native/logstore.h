@@ -718,6 +718,16 @@ int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head
                                  uintptr_t bytes, int64_t size, uintptr_t batches, int64_t count,
                                  bool publish, bool may_wait);
 /*
+ * The same in pieces, put one by one between open and close, all in one thread. Nothing of them is
+ * in the state before close keeps them, and the log end offset is left to ls_writer_publish. Until
+ * then whatever else needs the writer waits; this thread's own gets -EDEADLK. After an error of put
+ * or close, close with keep false; where none is open, that does nothing.
+ */
+int64_t ls_writer_open_pieces(ls_writer *writer);
+int64_t ls_writer_put_piece(ls_writer *writer, uintptr_t bytes, int64_t size, uintptr_t batches,
+                            int64_t count);
+int64_t ls_writer_close_pieces(ls_writer *writer, bool keep);
+/*
  * Check ready batches, as leader or follower, and append them, in one pass over the bytes: if the
  * writer is LS_WRITER_FAST, every rule of analysis and validation holds, and there is nothing to
  * decide: no producer id, no epoch but the configured one, no roll. As leader: of one batch that is

@@ -59,7 +59,8 @@ struct ls_writer {
     pthread_mutex_t lock;
     pthread_cond_t idle; /* signalled when `is_busy` becomes false */
     bool is_busy; /* a bulk append has `pending` and the staging buffer, perhaps without the lock */
-    pthread_t owner; /* the thread that made it busy */
+    pthread_t owner;   /* the thread that made it busy */
+    bool is_in_pieces; /* by ls_writer_open_pieces */
     bool is_attached;
     bool is_dirty; /* bytes of a failed append lie behind the end */
     bool may_preallocate;

@@ -38,7 +38,7 @@ static int64_t check_batches(const ls_writer *writer, const struct ls_batch *bat
         end += batch->size_bytes;
     }
     if (end != size) return LS_E_CORRUPT;
-    return writer->committed.size_bytes > INT32_MAX - size ? LS_E_ROLL : 0;
+    return writer->pending.size_bytes > INT32_MAX - size ? LS_E_ROLL : 0;
 }
 
 /* Copy to where the distance to the file position is harmless. */
@@ -100,7 +100,7 @@ int64_t ls_writer_put_encoded(ls_writer *writer, const uint8_t *head, int64_t he
                               int64_t count) {
     int64_t result = check_batches(writer, batches, count, size);
     if (result < 0) return result;
-    int64_t position = writer->committed.size_bytes;
+    int64_t position = writer->pending.size_bytes;
     result = write_ready(writer, head, head_size, bytes, size);
     for (int64_t index = 0; result >= 0 && index < count; ++index) {
         struct ls_batch batch = batches[index];
@@ -130,6 +130,48 @@ int64_t ls_writer_append_encoded(ls_writer *writer, uintptr_t head, int64_t head
     ls_writer_end(writer);
     pthread_mutex_unlock(&writer->lock);
     return position;
+}
+
+/* ---- ready batches in pieces ------------------------------------------------------------------------ */
+static bool is_open_here(const ls_writer *writer) {
+    return writer->is_in_pieces && pthread_equal(writer->owner, pthread_self());
+}
+
+int64_t ls_writer_open_pieces(ls_writer *writer) {
+    int64_t result = ls_writer_begin(writer, true);
+    if (result < 0) return result;
+    writer->is_in_pieces = true;
+    pthread_mutex_unlock(&writer->lock);
+    return 0;
+}
+
+int64_t ls_writer_put_piece(ls_writer *writer, uintptr_t bytes, int64_t size, uintptr_t batches,
+                            int64_t count) {
+    assert(size >= 0 && count >= 0);
+    if (ls_writer_is_forked(writer)) return LS_E_FORKED;
+    pthread_mutex_lock(&writer->lock);
+    assert(is_open_here(writer));
+    int64_t result = ls_writer_put_encoded(writer, NULL, 0, (const uint8_t *)bytes, size,
+                                           (const struct ls_batch *)batches, count);
+    pthread_mutex_unlock(&writer->lock);
+    return result;
+}
+
+int64_t ls_writer_close_pieces(ls_writer *writer, bool keep) {
+    if (ls_writer_is_forked(writer)) return LS_E_FORKED;
+    int64_t result = 0;
+    pthread_mutex_lock(&writer->lock);
+    if (is_open_here(writer)) {
+        if (keep) {
+            result = ls_writer_commit(writer, false);
+        } else {
+            ls_writer_abort(writer);
+        }
+        writer->is_in_pieces = false;
+        ls_writer_end(writer);
+    }
+    pthread_mutex_unlock(&writer->lock);
+    return result;
 }
 
 /* ---- rules of records ------------------------------------------------------------------------------- */

@@ -10,7 +10,7 @@ Source: Kafka ``LogSegment.append``, ``LogSegment.shouldRoll``; spec 4.2 and 4.3
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from logstore._native._core import ffi, lib
 from logstore._native.columns import Columns
 from logstore._native.io import check
-from logstore._native.kernels import BATCH_DTYPE, Buffer, size_of, view_of
+from logstore._native.kernels import BATCH_DTYPE, Buffer, address_of, size_of, view_of
 from logstore._native.records import _objects
 from logstore.errors import (
     CorruptRecordError,
@@ -464,20 +464,57 @@ class Writer:
         position: int = _append_encoded(
             self.address, head, batches, np.ascontiguousarray(headers), publish
         )
-        if position >= 0:
-            return position
-        if position == lib.LS_E_ROLL:
+        self._check_encoded(position, len(headers))
+        return position
+
+    def append_pieces(self, pieces: Iterable[tuple[Buffer, npt.NDArray[Any]]]) -> None:
+        """
+        Append whole batches piece by piece, all or nothing; :meth:`publish` shows them later.
+
+        Memory is what one piece takes. Until the last one is written the state is as before, and
+        nobody finds any of them.
+
+        Args:
+            pieces: Bytes and headers as :meth:`append_encoded` takes them, made while the writer
+                waits: what makes them must not append. If that raises anything, nothing is
+                appended.
+
+        Raises:
+            SegmentOffsetOverflowError: An offset or the size does not fit the segment: roll first.
+            CorruptRecordError: Headers and bytes do not belong together.
+            StorageError: A write failed; the segment is as before.
+        """
+        try:
+            check(lib.ls_writer_open_pieces(self._handle), "append batches", self._path)
+            for batches, headers in pieces:
+                assert headers.dtype == BATCH_DTYPE
+                rows = np.ascontiguousarray(headers)
+                position = lib.ls_writer_put_piece(
+                    self._handle,
+                    address_of(batches),
+                    size_of(batches),
+                    address_of(rows.data),
+                    len(headers),
+                )
+                self._check_encoded(position, len(headers))
+            check(lib.ls_writer_close_pieces(self._handle, True), "append batches", self._path)
+        except BaseException:
+            lib.ls_writer_close_pieces(self._handle, False)
+            raise
+
+    def _check_encoded(self, result: int, batch_count: int) -> None:
+        """Raise what an append of encoded batches has ended with, if it failed."""
+        if result == lib.LS_E_ROLL:
             raise SegmentOffsetOverflowError(
                 "batches do not fit the segment: more than 2^31 - 1 above its base offset or in "
                 "its file; roll first",
                 path=self._path,
             )
-        if position == lib.LS_E_CORRUPT:
+        if result == lib.LS_E_CORRUPT:
             raise CorruptRecordError(
                 "headers do not describe these batches; scan the bytes again", path=self._path
             )
-        check(position, f"append {len(headers)} batches", self._path)
-        raise AssertionError
+        check(result, f"append {batch_count} batches", self._path)
 
     def append_ready(
         self, batches: Buffer, leader_epoch: int, *, as_follower: bool
