@@ -15,6 +15,7 @@ Example::
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
@@ -52,17 +53,33 @@ async def open(
     high_watermark: HighWatermarkMode = "log_end",
     lock_timeout: float = 0.0,
 ) -> AsyncLog:
-    """Open one partition log; arguments and errors are those of :func:`logstore.open`."""
-    return AsyncLog(
-        await _in_thread(
+    """
+    Open one partition log; arguments and errors are those of :func:`logstore.open`.
+
+    If this is cancelled, the log is closed as soon as it is open.
+    """
+    opening = asyncio.get_running_loop().run_in_executor(
+        None,
+        functools.partial(
             open_log,
             path,
             mode,
             config=config,
             high_watermark=high_watermark,
             lock_timeout=lock_timeout,
-        )
+        ),
     )
+    try:
+        await asyncio.wait([opening])
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_unwanted)
+        raise
+    return AsyncLog(opening.result())
+
+
+def _close_unwanted(opening: asyncio.Future[Log]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 class AsyncLog:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 
@@ -182,5 +183,22 @@ def test_a_backlog_does_not_hold_up_the_loop(path, takes_batches):
             following.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await following
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_open_leaves_no_writer(path):
+    """A log that nobody takes is closed, and may be opened again."""
+
+    async def main():
+        for turns in range(10):
+            opening = asyncio.create_task(logstore.aio.open(path))
+            for _ in range(turns % 3 + 1):
+                await asyncio.sleep(0.0005 * turns)
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await opening).close()
+            async with await logstore.aio.open(path, lock_timeout=10) as log:
+                assert turns == await log.append(b"x")
 
     asyncio.run(main())
