@@ -34,6 +34,7 @@ from logstore._native import (
     new_gather,
 )
 from logstore.arrow_buffers import KEY_BYTES_MIN, ColumnBuffers, Layout
+from logstore.damage import ensure_gap
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -548,6 +549,10 @@ class ArrowBatches:
         if gather.start_offset > segment.base_offset:
             found = segment.translate_offset(gather.start_offset)
             position = segment.size_bytes if found is None else found.position
+            if (found is None and len(self._segments) > 1) or (
+                found and found.offset > gather.start_offset
+            ):
+                ensure_gap(segment, gather.start_offset)
         if len(self._segments) > 1 and segment.may_be_mapped:
             self._map(segment, handle, position)
         if self._mapped is None:

@@ -74,6 +74,29 @@ def sound_batch_after(
     return None
 
 
+def ensure_gap(segment: LogSegment, offset: int) -> None:
+    """
+    Raise if a segment has no batch of an offset only because one before it is damaged.
+
+    Raises:
+        CorruptRecordError: The batch before the gap, whose header says where it ends, has a wrong
+            CRC.
+    """
+    before = None
+    for header in segment.headers_from(offset):
+        if header.last_offset >= offset:
+            break
+        before = header
+    if before is not None and _sound_batch_at(segment, before.position) is None:
+        raise CorruptRecordError(
+            f"the batch at offset {before.base_offset}, before a gap, is damaged;"
+            " run `logstore verify`",
+            path=segment.log_path,
+            offset=offset,
+            position=before.position,
+        )
+
+
 def _candidates(segment: LogSegment, position: int) -> Iterator[int]:
     head = segment.read_at(position, LOG_OVERHEAD)
     length = int.from_bytes(head[8:LOG_OVERHEAD], "big", signed=True)

@@ -29,7 +29,7 @@ from weakref import WeakSet
 
 from logstore._native import BLOCK_RECORDS_MAX, BlockIterator, BlockStop, fill_records, read_block
 from logstore.aborted_finder import is_abort_marker
-from logstore.damage import SkippedRange, sound_batch_after
+from logstore.damage import SkippedRange, ensure_gap, sound_batch_after
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -677,6 +677,12 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         self._origin = 0
         if self._next > segment.base_offset:
             found = segment.translate_offset(self._next)
+            if (found is None and len(self._segments) > 1) or (found and found.offset > self._next):
+                try:
+                    ensure_gap(segment, self._next)
+                except CorruptRecordError:
+                    self._handle = None  # Another step finds the same.
+                    raise
             # None is there; or damage is in the way, which is met from there on.
             self._origin = segment.headers_end(self._next) if found is None else found.position
 

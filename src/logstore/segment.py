@@ -450,7 +450,7 @@ class LogSegment(ReadableSegment):
 
     def _read_largest_timestamp(self) -> TimestampOffset:
         largest = self.time_index.last_entry
-        for header in self._headers_from(largest.offset):
+        for header in self.headers_from(largest.offset):
             if header.max_timestamp > largest.timestamp:
                 largest = TimestampOffset(header.max_timestamp, header.last_offset)
         return largest

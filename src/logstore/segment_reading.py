@@ -201,7 +201,7 @@ class ReadableSegment(SegmentFiles):
         """
         self.take_index_entries()
         next_offset = self.base_offset
-        for header in self._headers_from(self.offset_index.last_offset):
+        for header in self.headers_from(self.offset_index.last_offset):
             next_offset = header.next_offset
         return next_offset
 
@@ -249,11 +249,11 @@ class ReadableSegment(SegmentFiles):
         """Return where a walk over the headers from an offset on ends: the size, or damage."""
         self.take_index_entries()
         end = self.offset_index.lookup(max(offset, self.base_offset)).position
-        for header in self._headers_from(offset):
+        for header in self.headers_from(offset):
             end = header.end
         return end
 
-    def _headers_from(self, offset: int, starting_position: int = 0) -> Iterator[EntryHeader]:
+    def headers_from(self, offset: int, starting_position: int = 0) -> Iterator[EntryHeader]:
         """
         Yield headers from where the offset index says that ``offset`` is, or from a little before.
 
@@ -296,7 +296,7 @@ class ReadableSegment(SegmentFiles):
 
         Source: Kafka ``translateOffset``; spec 4.5.
         """
-        for header in self._headers_from(offset, starting_position):
+        for header in self.headers_from(offset, starting_position):
             if header.last_offset >= offset:
                 return OffsetLocation(header.base_offset, header.position, header.size_bytes)
         return None
@@ -368,7 +368,7 @@ class ReadableSegment(SegmentFiles):
         indexed = self.time_index.lookup(timestamp)
         if indexed.offset > starting_offset and not self.holds_time_entry(indexed):
             indexed = TimestampOffset(NO_TIMESTAMP, self.base_offset)
-        for header in self._headers_from(max(indexed.offset, starting_offset)):
+        for header in self.headers_from(max(indexed.offset, starting_offset)):
             if header.max_timestamp < timestamp or header.last_offset < starting_offset:
                 continue
             found = self._first_record(header, timestamp, starting_offset)
@@ -390,7 +390,7 @@ class ReadableSegment(SegmentFiles):
 
     def holds_time_entry(self, entry: TimestampOffset) -> bool:
         """Whether the batch that a time index entry names has the entry's timestamp."""
-        for header in self._headers_from(entry.offset):
+        for header in self.headers_from(entry.offset):
             if header.last_offset >= entry.offset:
                 return header.max_timestamp == entry.timestamp
         return False
@@ -404,7 +404,7 @@ class ReadableSegment(SegmentFiles):
         Source: Kafka ``UnifiedLog.fetchOffsetByTimestamp``, MAX_TIMESTAMP; spec 5.7.
         """
         largest = self.max_timestamp_and_offset_so_far()
-        for header in self._headers_from(largest.offset):
+        for header in self.headers_from(largest.offset):
             if header.max_timestamp == largest.timestamp:
                 if header.magic == 0:
                     return None

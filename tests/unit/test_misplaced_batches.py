@@ -82,3 +82,27 @@ def test_what_follows_damage_may_begin_below_the_read(tmp_path):
         _, damaged, sound = segment.headers()
         assert (sound.position, 20) == sound_batch_after(segment, damaged.position, 25, 30)
         assert sound_batch_after(segment, damaged.position, 30, 40) is None
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_damaged_batch_is_no_gap(path, batch):
+    """A batch whose header has lost its last offsets is found by a read that begins at one."""
+    with logstore.open(path, "r") as log:
+        header = list(log.segments[0].headers())[batch]
+        with open(log.segments[0].log_path, "r+b") as file:
+            file.seek(header.position + 23)
+            file.write(bytes(4))  # The last offset delta.
+    wanted, end = header.base_offset + 5, header.base_offset + ROWS
+    with logstore.open(path, "r") as log:
+        records = log.read(wanted)
+        for _ in range(2):
+            with pytest.raises(logstore.CorruptRecordError):
+                next(records)
+        with pytest.raises(logstore.CorruptRecordError):
+            log[wanted]
+        pytest.importorskip("pyarrow")
+        with pytest.raises(logstore.CorruptRecordError):
+            log.scan(wanted).to_table()
+        records = log.read(wanted, on_corrupt="skip")
+        assert list(range(end, 90)) == [record.offset for record in records]
+        assert [(wanted, end)] == [(each.start, each.stop) for each in records.skipped]

@@ -98,9 +98,12 @@ class FakeSegment:
         position = 0
         for each in iterate_batches(self.data):
             if each.last_offset >= offset:
-                return SimpleNamespace(position=position)
+                return SimpleNamespace(position=position, offset=each.base_offset)
             position += each.size_bytes
         return None
+
+    def headers_from(self, offset):
+        return iter(())
 
     def headers_end(self, offset):
         return self.size_bytes
