@@ -492,8 +492,6 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
             self._handle, self._origin = segment.handle, sound.position
             end_offset = sound.base_offset
         stop = min(max(end_offset, self._next), self._stop)
-        if stop == self._next:
-            return  # The damage is below what is read.
         skipped = SkippedRange(self._next, stop, segment.log_path, position, error.message)
         self._next = stop
         self.skipped.append(skipped)
