@@ -97,15 +97,24 @@ class UnifiedLog(AppendingPartition):
             )
         placed = self._placed(watermark)
         max_offset = placed._replace(message_offset=watermark.message_offset)
-        found = self.undisturbed(
-            lambda: self._local_log.read(
-                start,
-                max_bytes,
-                max_offset,
-                min_one_message=min_one_message,
-                include_aborted=isolation == "read_committed",
-            )
-        )
+        while True:
+            segments = self._local_log.segments
+            try:
+                found = self.undisturbed(
+                    lambda: self._local_log.read(
+                        start,
+                        max_bytes,
+                        max_offset,
+                        min_one_message=min_one_message,
+                        include_aborted=isolation == "read_committed",
+                    )
+                )
+                break
+            except ClosedError:  # Of a segment that was deleted meanwhile.
+                self.check_open()
+                self._check_log_start(start)
+                if segments is self._local_log.segments:
+                    raise
         if start == watermark.message_offset:
             found = found._replace(fetch_offset_metadata=placed)
         offsets = self.offsets

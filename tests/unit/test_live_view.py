@@ -18,6 +18,7 @@ from logstore.live_offsets import LIVE_OFFSETS_FILE
 from logstore.live_view import State
 from logstore.record import encode_batch
 from logstore.records_builder import end_transaction_marker
+from logstore.segment import LogSegment
 
 SMALL = {
     "segment.bytes": 500,
@@ -130,6 +131,25 @@ class TestBesideAWriter:
         with pytest.raises(logstore.OffsetOutOfRangeError):
             list(records)
         assert [b"%d" % at for at in range(60, 100)] == values(reader)
+
+    def test_deletion_within_a_fetch(self, writer, reader, monkeypatch):
+        """A fetch that met a deleted segment says what is there now; above it, it goes on."""
+        for at in range(100):
+            writer.append(b"%d" % at)
+        assert 100 == reader.log_end_offset
+        read = LogSegment.read
+
+        def delete_first(segment, *arguments, **options):
+            if segment is reader.segments[0] and writer.log_start_offset == 0:
+                writer.maybe_increment_log_start_offset(50)
+                writer.delete_old_segments()
+            return read(segment, *arguments, **options)
+
+        monkeypatch.setattr(LogSegment, "read", delete_first)
+        with pytest.raises(logstore.OffsetOutOfRangeError) as caught:
+            reader.fetch(0, max_bytes=100)
+        assert 50 == caught.value.log_start_offset
+        assert 60 == next(iter(reader.fetch(60, max_bytes=100).records.batches())).base_offset
 
     def test_everything_deleted(self, path):
         """The log goes on in a new segment."""
