@@ -15,14 +15,17 @@ import logstore
 pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.repository
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "arrow.md").read_text(encoding="utf-8")
+
+
+def page():
+    return (ROOT / "docs" / "arrow.md").read_text(encoding="utf-8")
 
 
 def test_program_runs(tmp_path):
     """It prints what its comments say."""
     for module in ("polars", "duckdb", "pandas"):
         pytest.importorskip(module)
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (code,) = re.findall(r"^```python\n(.*?)^```", page(), re.MULTILINE | re.DOTALL)
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
@@ -35,7 +38,7 @@ def test_program_runs(tmp_path):
 
 def test_columns(tmp_path):
     """Each column, with its type."""
-    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`[^|]+`) \| ", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| (`[^|]+`) \| ", page(), re.MULTILINE)
     types = {}
     for first, second in rows:
         names, kinds = re.findall(r"`(\w+)`", first), re.findall(r"`([^`]+)`", second)
