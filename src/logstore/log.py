@@ -8,6 +8,7 @@ One partition as a Python program uses it: records in, records out.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from logstore.checking import broken_invariants
 from logstore.checkpoint import LeaderEpochCheckpointFile, PartitionMetadataFile
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, StorageError
 from logstore.extending import Extender
 from logstore.files import REAL_FILES, Files
 from logstore.follow import Follower
@@ -623,5 +624,9 @@ def make_directory(path: str, files: Files) -> None:
         missing.append(path)
         path = os.path.dirname(os.path.abspath(path))
     for each in reversed(missing):
-        files.mkdir(each)
+        try:
+            files.mkdir(each)
+        except StorageError as error:
+            if error.errno != errno.EEXIST:  # Else somebody else opens the log at this moment.
+                raise
         files.fsync_directory(os.path.dirname(os.path.abspath(each)))

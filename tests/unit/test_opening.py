@@ -7,12 +7,16 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import logstore
 from logstore.checkpoint import CleanShutdownFile
+from logstore.files import REAL_FILES
+from logstore.log import make_directory
 from logstore.testing import open_log
 
 SMALL = {"segment.bytes": 500, "segment.index.bytes": 120, "index.interval.bytes": 100}
@@ -48,6 +52,21 @@ class TestModes:
         with logstore.open(path, "a") as log:
             assert 1 == log.append(b"y")
             assert [b"x", b"y"] == list(log.read_values())
+
+    def test_directories_that_two_make(self, tmp_path):
+        """Whoever comes second goes on with what the first one has made."""
+        start = threading.Barrier(4)
+        paths = [tmp_path / str(turn) / "a" / "orders-0" for turn in range(20)]
+
+        def make_all():
+            for path in paths:
+                start.wait()
+                make_directory(str(path), REAL_FILES)
+
+        with ThreadPoolExecutor(4) as pool:
+            for made in [pool.submit(make_all) for _ in range(4)]:
+                made.result(timeout=30)
+        assert all(path.is_dir() for path in paths)
 
     def test_exclusive(self, path):
         """Mode "x" is for a new log; an empty directory is none."""
