@@ -4,31 +4,6 @@
  */
 #include "ls_columns.h"
 
-/* Look at the batch at `at`; LS_BLOCK_END: `batch` is filled, and all of it is there. */
-static enum ls_block_stop open_batch(const uint8_t *at, int64_t size, struct ls_open_batch *batch) {
-    if (size < LS_HEADER_UP_TO_MAGIC) return LS_BLOCK_TORN;
-    int64_t batch_size = LS_LOG_OVERHEAD + (int64_t)(int32_t)ls_load_be32(at + LS_LENGTH_AT);
-    int8_t magic = (int8_t)at[LS_MAGIC_AT];
-    if (magic == 0 || magic == 1) return LS_BLOCK_LEGACY;
-    if (magic != 2 || batch_size < LS_BATCH_OVERHEAD) return LS_BLOCK_INVALID;
-    if (batch_size > size) return LS_BLOCK_TORN;
-    *batch = (struct ls_open_batch){
-        .records = at + LS_BATCH_OVERHEAD,
-        .end = at + batch_size,
-        .base_offset = (int64_t)ls_load_be64(at + LS_BASE_OFFSET_AT),
-        .base_timestamp = (int64_t)ls_load_be64(at + LS_BASE_TIMESTAMP_AT),
-        .max_timestamp = (int64_t)ls_load_be64(at + LS_MAX_TIMESTAMP_AT),
-        .last_offset_delta = (int32_t)ls_load_be32(at + LS_LAST_OFFSET_DELTA_AT),
-        .record_count = (int32_t)ls_load_be32(at + LS_RECORD_COUNT_AT),
-        .leader_epoch = (int32_t)ls_load_be32(at + LS_LEADER_EPOCH_AT),
-        .attributes = (int16_t)ls_load_be16(at + LS_ATTRIBUTES_AT),
-    };
-    bool sound = batch->base_offset >= 0 && batch->last_offset_delta >= 0 &&
-                 batch->record_count >= 0 &&
-                 batch->base_offset < INT64_MAX - batch->last_offset_delta;
-    return sound ? LS_BLOCK_END : LS_BLOCK_INVALID;
-}
-
 /* Why Python must handle this batch, or LS_BLOCK_END. */
 static enum ls_block_stop refuse_batch(int32_t flags, const struct ls_open_batch *batch,
                                        bool counts) {
@@ -41,11 +16,6 @@ static enum ls_block_stop refuse_batch(int32_t flags, const struct ls_open_batch
     return batch->attributes & LS_CODEC_MASK && !counts ? LS_BLOCK_COMPRESSED : LS_BLOCK_END;
 }
 
-static bool has_right_crc(const uint8_t *at, const struct ls_open_batch *batch) {
-    int64_t size = batch->end - at - LS_ATTRIBUTES_AT;
-    return ls_crc32c(0, (uintptr_t)(at + LS_ATTRIBUTES_AT), size) == ls_load_be32(at + LS_CRC_AT);
-}
-
 /* Append the rows of a batch that C decodes, or their number; see put_rows. */
 static enum ls_block_stop take_batch(struct ls_gather *gather, const struct ls_open_batch *batch,
                                      const uint8_t *bytes, int64_t size, bool counts) {
@@ -55,7 +25,7 @@ static enum ls_block_stop take_batch(struct ls_gather *gather, const struct ls_o
         return LS_BLOCK_END;
     }
     bool is_begun = gather->record_position > 0;
-    if (gather->flags & LS_GATHER_CRC && !is_begun && !has_right_crc(at, batch)) {
+    if (gather->flags & LS_GATHER_CRC && !is_begun && !ls_has_right_crc(at, batch)) {
         return LS_BLOCK_INVALID;
     }
     if (is_begun && (gather->record_position < batch->records - bytes ||
@@ -73,7 +43,7 @@ int64_t ls_gather_batches(uintptr_t address, int64_t size, struct ls_gather *gat
     while (gather->position < size) {
         struct ls_open_batch batch;
         const uint8_t *at = bytes + gather->position;
-        enum ls_block_stop stop = open_batch(at, size - gather->position, &batch);
+        enum ls_block_stop stop = ls_open_batch_at(at, size - gather->position, &batch);
         if (stop != LS_BLOCK_END) return stop;
         int64_t last_offset = batch.base_offset + batch.last_offset_delta;
         if (last_offset >= gather->start_offset) {
@@ -110,10 +80,9 @@ int64_t ls_gather_section(uintptr_t address, int64_t size, const struct ls_secti
         .last_offset_delta = section->last_offset_delta,
         .record_count = section->record_count,
         .leader_epoch = section->leader_epoch,
-        .attributes = section->timestamp_type == 1 ? LS_LOG_APPEND_TIME_BIT : 0,
+        .timestamp_type = (int8_t)section->timestamp_type,
     };
-    if (batch.base_offset < 0 || batch.last_offset_delta < 0 || batch.record_count < 0 ||
-        batch.base_offset >= INT64_MAX - batch.last_offset_delta || gather->record_position < 0 ||
+    if (!ls_has_sound_offsets(&batch) || gather->record_position < 0 ||
         gather->record_position > size) {
         return LS_BLOCK_INVALID;
     }

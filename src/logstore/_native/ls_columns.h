@@ -3,20 +3,8 @@
 #define LS_COLUMNS_H
 
 #include "ls_encode_inline.h"
+#include "ls_open_batch.h"
 #include "ls_record.h"
-
-/* What one batch's records share. */
-struct ls_open_batch {
-    const uint8_t *records;
-    const uint8_t *end;
-    int64_t base_offset;
-    int64_t base_timestamp;
-    int64_t max_timestamp;
-    int32_t last_offset_delta;
-    int32_t record_count;
-    int32_t leader_epoch;
-    int16_t attributes;
-};
 
 /*
  * Append a batch's records from gather->record_position (relative to `bytes`) on, as far as they are

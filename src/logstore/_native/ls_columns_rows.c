@@ -106,7 +106,7 @@ LS_INLINE void put_next_view(struct ls_gather_bytes *column, int64_t row, const 
 static void fill_constants(const struct ls_gather *gather, const struct ls_open_batch *batch) {
     int32_t *types = (int32_t *)gather->timestamp_types;
     int32_t *epochs = (int32_t *)gather->leader_epochs;
-    int32_t type = (batch->attributes & LS_LOG_APPEND_TIME_BIT) != 0;
+    int32_t type = batch->timestamp_type == 1;
     int64_t end = gather->rows + batch->record_count;
     for (int64_t row = gather->rows; types && row < end; ++row)
         types[row] = type;
@@ -122,7 +122,7 @@ static void fill_constants(const struct ls_gather *gather, const struct ls_open_
 LS_INLINE enum ls_block_stop put_whole(struct ls_gather *to, const struct ls_open_batch *batch,
                                        bool exact, bool views, bool values_only) {
     const uint8_t *at = batch->records;
-    const bool stamped = batch->attributes & LS_LOG_APPEND_TIME_BIT;
+    const bool stamped = batch->timestamp_type == 1;
     const int64_t base_timestamp = stamped ? batch->max_timestamp : batch->base_timestamp;
     const int64_t delta_mask = stamped ? 0 : -1;
     int64_t *offsets = (int64_t *)to->offsets;
@@ -241,7 +241,7 @@ LS_INLINE bool has_room(struct ls_gather *gather, const struct ls_record *record
 LS_INLINE void put_row(struct ls_gather *gather, const struct ls_open_batch *batch,
                        const struct ls_record *record, bool exact) {
     int64_t row = gather->rows;
-    bool stamped = batch->attributes & LS_LOG_APPEND_TIME_BIT;
+    bool stamped = batch->timestamp_type == 1;
     if (gather->offsets) {
         ((int64_t *)gather->offsets)[row] = batch->base_offset + record->offset_delta;
     }

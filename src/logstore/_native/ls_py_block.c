@@ -28,7 +28,7 @@ enum fill { FILL_DONE, FILL_FULL, FILL_BOUND, FILL_INVALID, FILL_ERROR };
  * Append the batch's records from *cut on to the block; the cut says where it stopped. Offsets that
  * do not increase would let a reader skip a record: damage.
  */
-static enum fill fill(struct block *block, const struct ls_py_batch *batch, struct cut *cut) {
+static enum fill fill(struct block *block, const struct ls_open_batch *batch, struct cut *cut) {
     int32_t last_delta = -1;
     while (cut->index < batch->record_count) {
         if (block->count == block->count_max) return FILL_FULL;
@@ -92,12 +92,12 @@ PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t c
     Py_buffer view;
     if (PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0) return NULL;
     const uint8_t *section = view.buf;
-    struct ls_py_batch batch = {
-        .section = section,
+    struct ls_open_batch batch = {
+        .records = section,
         .end = section + view.len,
         .base_offset = numbers[0],
         .base_timestamp = numbers[1],
-        .log_append_time = numbers[2],
+        .max_timestamp = numbers[2],
         .timestamp_type = (int8_t)numbers[3],
         .leader_epoch = (int32_t)numbers[4],
         .last_offset_delta = (int32_t)numbers[5],
@@ -111,7 +111,7 @@ PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t c
     enum fill outcome = FILL_INVALID;
     PyObject *list = NULL;
     if (sound && block_open(&block, self, count_max) == 0) {
-        struct cut cut = {.at = batch.section};
+        struct cut cut = {.at = batch.records};
         outcome = fill(&block, &batch, &cut);
         list = block_close(&block, outcome == FILL_INVALID || outcome == FILL_ERROR);
     }
@@ -132,8 +132,8 @@ struct walk {
 /* Fill the block until something ends it; -1 with an error set. */
 static int walk_batches(struct walk *walk, struct block *block) {
     while (walk->at < walk->end) {
-        struct ls_py_batch batch;
-        enum ls_block_stop stop = ls_py_open_batch(walk->at, walk->end - walk->at, &batch);
+        struct ls_open_batch batch;
+        enum ls_block_stop stop = ls_open_batch_at(walk->at, walk->end - walk->at, &batch);
         if (stop != LS_BLOCK_END) return (int)stop;
         int64_t last_offset = batch.base_offset + batch.last_offset_delta;
         if (last_offset >= block->start_offset) {
@@ -146,8 +146,8 @@ static int walk_batches(struct walk *walk, struct block *block) {
 
             Py_ssize_t count = block->count;
             int64_t start_offset = block->start_offset;
-            struct cut cut = resumed ? walk->cut : (struct cut){.at = batch.section};
-            if (cut.at < batch.section || cut.at > batch.end) return LS_BLOCK_INVALID;
+            struct cut cut = resumed ? walk->cut : (struct cut){.at = batch.records};
+            if (cut.at < batch.records || cut.at > batch.end) return LS_BLOCK_INVALID;
             walk->cut = (struct cut){0};
             switch (fill(block, &batch, &cut)) {
                 case FILL_DONE:

@@ -71,15 +71,15 @@ struct walk {
     const uint8_t *end;
     int64_t base_offset_min; /* of the batch at `at` */
     int64_t base_offset_max;
-    struct ls_py_batch batch; /* the one at `at`, once it is FOUND */
+    struct ls_open_batch batch; /* the one at `at`, once it is FOUND */
 };
 
 /* BEYOND: the offset is not before `end`; TORN: the batch at `at` does not end before it. */
 static enum found walk_to(struct walk *walk, int64_t offset) {
-    struct ls_py_batch *batch = &walk->batch;
+    struct ls_open_batch *batch = &walk->batch;
     for (int32_t count = 0; count < WALK_BATCHES_MAX; count++) {
         if (walk->at == walk->end) return BEYOND;
-        enum ls_block_stop stop = ls_py_open_batch(walk->at, walk->end - walk->at, batch);
+        enum ls_block_stop stop = ls_open_batch_at(walk->at, walk->end - walk->at, batch);
         if (stop == LS_BLOCK_TORN) return TORN;
         if (stop != LS_BLOCK_END) return UNUSUAL;
         if (batch->base_offset < walk->base_offset_min ||
@@ -176,7 +176,7 @@ static bool find_batch(struct ls_finder *finder, int64_t offset) {
     }
     place->used = ++finder->now;
     finder->batch = walk.batch;
-    finder->cursor = walk.batch.section;
+    finder->cursor = walk.batch.records;
     finder->cursor_index = 0;
     if (finder->batch_owner != place->owner) {
         PyObject *old = finder->batch_owner;
@@ -188,10 +188,10 @@ static bool find_batch(struct ls_finder *finder, int64_t offset) {
 
 /* The record of an offset that the checked batch spans; NULL: it has none, or breaks a rule. */
 static const uint8_t *find_record(const struct ls_finder *finder, int64_t offset) {
-    const struct ls_py_batch *batch = &finder->batch;
+    const struct ls_open_batch *batch = &finder->batch;
     int32_t delta = (int32_t)(offset - batch->base_offset);
     bool from_cursor = delta >= finder->cursor_index;
-    const uint8_t *from = from_cursor ? finder->cursor : batch->section;
+    const uint8_t *from = from_cursor ? finder->cursor : batch->records;
     int32_t found_delta;
     int64_t position = ls_find_record_from((uintptr_t)from, batch->end - from,
                                            from_cursor ? finder->cursor_index : 0,
@@ -200,9 +200,9 @@ static const uint8_t *find_record(const struct ls_finder *finder, int64_t offset
 }
 
 static PyObject *get(struct ls_finder *finder, int64_t offset) {
-    const struct ls_py_batch *batch = &finder->batch;
+    const struct ls_open_batch *batch = &finder->batch;
     if (!is_readable(finder, offset)) return NULL;
-    bool is_at_hand = batch->section != NULL && offset >= batch->base_offset &&
+    bool is_at_hand = batch->records != NULL && offset >= batch->base_offset &&
                       offset <= batch->base_offset + batch->last_offset_delta;
     if (!is_at_hand && !find_batch(finder, offset)) return NULL;
     const uint8_t *at = find_record(finder, offset);
@@ -214,7 +214,7 @@ static PyObject *get(struct ls_finder *finder, int64_t offset) {
     }
     /* Making headers may collect garbage, and so run code that uses or changes this object. */
     PyObject *owner = Py_NewRef(finder->batch_owner);
-    const struct ls_py_batch kept = *batch;
+    const struct ls_open_batch kept = *batch;
     finder->is_busy = true;
     PyObject *record = ls_py_make_record(finder->state, &kept, &parsed);
     finder->is_busy = false;

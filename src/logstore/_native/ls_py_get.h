@@ -43,8 +43,8 @@ struct ls_finder {
     int64_t mapped_max;
     int64_t now;
     struct ls_py_state *state;
-    /* The batch that was checked last, if section is not NULL; in `batch_owner`'s memory, or ours. */
-    struct ls_py_batch batch;
+    /* The batch that was checked last, if records is not NULL; in `batch_owner`'s memory, or ours. */
+    struct ls_open_batch batch;
     PyObject *batch_owner;
     const uint8_t *cursor; /* a record of it, */
     int32_t cursor_index;  /* its number, which is its offset delta, too */
@@ -53,7 +53,7 @@ struct ls_finder {
 };
 
 static inline void ls_get_forget_batch(struct ls_finder *finder) {
-    finder->batch.section = NULL;
+    finder->batch.records = NULL;
     Py_CLEAR(finder->batch_owner);
 }
 
