@@ -1,22 +1,21 @@
 """
 The state of one partition log that must stay consistent: one lock, offsets, settings, listeners.
 
-``partition_watermarks.py``, ``appending.py`` and ``unified_log.py`` have what is done with it. Two
-rules hold here: whatever changes the log does so inside :meth:`Partition.changing`, and offsets are
-only set through :class:`Watermarks`.
+``partition_flush.py``, ``partition_watermarks.py``, ``appending.py`` and ``unified_log.py`` have what
+is done with it. Two rules hold here: whatever changes the log does so inside
+:meth:`Partition.changing`, and offsets are only set through :class:`Watermarks`.
 
 Source: Kafka ``UnifiedLog``; spec 5.1, 5.5, 5.13.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from logstore._native import LivePage, NativeLog, Writer
 from logstore.config import LogConfig
@@ -26,10 +25,9 @@ from logstore.errors import (
     ForkedError,
     InconsistentTopicIdError,
     ReadOnlyError,
-    StorageError,
 )
 from logstore.file_records import LogOffsetMetadata
-from logstore.flushing import GroupCommit, Poison
+from logstore.flushing import Poison
 from logstore.live_offsets import LiveOffsets
 from logstore.local_log import LocalLog
 from logstore.record_places import RecordPlaces
@@ -50,13 +48,19 @@ if TYPE_CHECKING:
     from logstore.watermarks import HighWatermarkMode
 
 FLUSH_MESSAGES_NEVER: Final = 2**63 - 1
-FLUSH_MS_NEVER: Final = 2**63 - 1
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
-FLUSHED_TOGETHER: Final = 16  # Segments that the device is given at the same time.
 
 ResultT = TypeVar("ResultT")
+
+
+class PeriodicWork(NamedTuple):
+    """What a log's scheduler does again and again."""
+
+    name: str
+    method: Callable[[Any], None]  # Of the log.
+    period_ms: int
 
 
 class View(Protocol):
@@ -171,7 +175,6 @@ class Partition(NativeLog):
         self._live: LiveOffsets | None = None  # What other processes see of this log.
         self._view: View | None = None  # What this one sees of another process's.
         self._truncations: Final = Truncations()
-        self._last_flush_ms = clock.milliseconds()
         self._listeners: dict[object, Listener] = {}
         self._told: LogOffsets | None = None
         self._tasks: list[Task] = []
@@ -180,9 +183,6 @@ class Partition(NativeLog):
             log_start_offset=log_start_offset,
             recovery_point=recovery_point,
             log_end=self._log_end_offset_metadata,
-        )
-        self._group_commit = GroupCommit(
-            self._flush_below, lambda: self._watermarks.recovery_point, local_log.poison
         )
         self.leader_epochs: Final = leader_epochs
         self.producer_state: Final = producer_state
@@ -217,26 +217,18 @@ class Partition(NativeLog):
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()
-        config = self.config
-        kind = type(self)
-        for name, method, period_ms, never_ms in (
-            (
-                "PeriodicProducerExpirationCheck",
-                kind._expire_producers,
-                config.producer_id_expiration_check_interval_ms,
-                EXPIRATION_CHECK_NEVER,
-            ),
-            ("kafka-log-flusher", kind._flush_dirty, config.flush_ms, FLUSH_MS_NEVER),
-        ):
-            if period_ms != never_ms:
-                period_ms = max(period_ms, 1)  # noqa: PLW2901 - 0 means "as soon as can be"
-                task = self._scheduler.schedule(name, weakly(self, method), period_ms, period_ms)
-                self._tasks.append(task)
+        for name, method, period_ms in self._periodic_work():
+            period_ms = max(period_ms, 1)  # noqa: PLW2901 - 0 means "as soon as can be"
+            task = self._scheduler.schedule(name, weakly(self, method), period_ms, period_ms)
+            self._tasks.append(task)
 
-    def _flush_dirty(self) -> None:
-        """Flush if the recovery point has not risen for flush.ms."""
-        if self._clock.milliseconds() - self._last_flush_ms >= self.config.flush_ms:
-            self.flush()
+    def _periodic_work(self) -> list[PeriodicWork]:
+        """Return what the settings want to be done again and again."""
+        period_ms = self.config.producer_id_expiration_check_interval_ms
+        if period_ms == EXPIRATION_CHECK_NEVER:
+            return []
+        method = type(self)._expire_producers
+        return [PeriodicWork("PeriodicProducerExpirationCheck", method, period_ms)]
 
     def _expire_producers(self) -> None:
         with self.changing():
@@ -646,105 +638,3 @@ class Partition(NativeLog):
             if not self._is_closed:
                 self._partition_metadata.maybe_flush()
                 self.refresh_fast_path()
-
-    # -- flush -------------------------------------------------------------------------------------
-
-    def flush(self, offset: int | None = None, *, force: bool = False) -> None:
-        """
-        Make everything below ``offset`` durable; concurrent calls share one flush.
-
-        **Durability**: on return everything below ``offset`` survives a power loss, and
-        :attr:`recovery_point` is at least ``offset``.
-
-        Args:
-            offset: None: everything that is there.
-            force: Flush an empty active segment, too, as a shutdown does.
-
-        Raises:
-            StorageError: What reached the disk is unknown; the log is poisoned.
-
-        Source: Kafka ``UnifiedLog.flush``; spec 5.8.
-        """
-        self.check_writable()
-        offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
-        try:
-            if force:
-                self._group_commit.alone(lambda: self._flush(offset + 1, offset, closing=True))
-            elif offset > self.recovery_point:
-                self._group_commit.wait_for(offset)
-        except StorageError:
-            with self._lock:
-                if not self._is_closed:
-                    self.refresh_fast_path()  # Which does not ask whether the log is poisoned.
-            raise
-
-    def _flush_below(self, offset: int) -> None:
-        self._flush(offset, offset)
-
-    def _flush(self, flush_offset: int, recovery_point: int, *, closing: bool = False) -> None:
-        """
-        Flush the segments below ``flush_offset``, then raise the recovery point.
-
-        The segment of the recovery point is recovered after a crash, indexes and all: those of the
-        active segment need not be flushed before it is sealed or closed.
-        """
-        with self._lock:
-            if self._is_closed:
-                return
-            truncations = self._truncations.count
-            start = self._watermarks.recovery_point
-            active = self._local_log.active_segment
-            # From the segment that ends there: sealing it has changed its files after their flush.
-            segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
-        for first in range(0, len(segments), FLUSHED_TOGETHER):
-            together = segments[first : first + FLUSHED_TOGETHER]
-            if together != (active,):
-                for segment in together:
-                    with self._unless_deleted(segment):
-                        segment.start_flush(with_indexes=closing or segment is not active)
-            for segment in together:
-                with self._unless_deleted(segment):
-                    segment.flush(with_indexes=closing or segment is not active)
-        if segments and segments[-1].base_offset >= start:
-            self._files.fsync_directory(self._directory)
-        with self._sealed_meanwhile_flushed(active):
-            # A truncation in between may have put other bytes below the offset.
-            if truncations == self._truncations.count and recovery_point > self.recovery_point:
-                self._watermarks.set_recovery_point(recovery_point)
-                self._last_flush_ms = self._clock.milliseconds()
-                if self._checkpoints is not None:
-                    self._checkpoints.maybe_write(self._watermarks.snapshot)
-
-    @contextlib.contextmanager
-    def _unless_deleted(self, segment: LogSegment) -> Iterator[None]:
-        """Forgive what fails because retention or a truncation has deleted the segment."""
-        try:
-            yield
-        except (ClosedError, StorageError):
-            if self._local_log.segments.get(segment.base_offset) is segment:
-                raise
-
-    @contextlib.contextmanager
-    def _sealed_meanwhile_flushed(self, active: LogSegment) -> Iterator[None]:
-        """
-        Hold the lock when what was the active segment still is, or its indexes are on the device.
-
-        Once the recovery point is behind it a sealed segment is not recovered any more.
-        """
-        self._lock.acquire()
-        try:
-            if self._local_log.active_segment is not active:
-                self._lock.release()
-                try:
-                    with self._unless_deleted(active):
-                        active.flush_indexes()
-                finally:
-                    self._lock.acquire()
-            yield
-        finally:
-            self._lock.release()
-
-    @property
-    def last_flush_ms(self) -> int:
-        """When the recovery point last rose, in milliseconds since the epoch."""
-        return self._last_flush_ms

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from logstore.errors import OffsetOutOfRangeError
 from logstore.file_records import LogOffsetMetadata
-from logstore.partition import Partition
+from logstore.partition_flush import FlushedPartition
 
 
-class WatermarkedPartition(Partition):
+class WatermarkedPartition(FlushedPartition):
     """
     A partition whose high watermark, last stable offset and log start offset move.
 
@@ -26,6 +26,7 @@ class WatermarkedPartition(Partition):
 
     def _begin(self, topic_id: str | None, high_watermark: int) -> None:
         """Finish what a new object needs: topic id, high watermark, expiry, the C append path."""
+        self._begin_flushes()
         self._refresh_first_unstable_offset()
         self._load_topic_id(topic_id)
         if self._watermarks.mode == "replicas" and high_watermark > 0:

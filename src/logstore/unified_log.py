@@ -3,7 +3,8 @@ One partition as a broker sees it: append, roll, flush, read, truncate, delete.
 
 ===========================  =====================================================================
 ``local_log.py``             segments: append, roll, read, truncate, delete
-``partition.py``             the lock, offsets, settings, listeners, flush
+``partition.py``             the lock, offsets, settings, listeners
+``partition_flush.py``       what a flush does, and when the recovery point rises
 ``partition_watermarks.py``  how high watermark, last stable offset and log start move
 ``appending.py``             one append, step by step (spec 5.3); roll
 this module                  the other operations of Kafka's ``UnifiedLog``

@@ -45,7 +45,7 @@ LAYERS = [
     {"arrow_batches", "record_places", "single_record", "view_loader", "waiting"},
     {"arrow", "follow", "live_segment"},
     {"partition"},
-    {"live_view"},
+    {"live_view", "partition_flush"},
     {"partition_watermarks"},
     {"appending"},
     {"unified_log"},

@@ -1,0 +1,151 @@
+"""
+How one partition gets on the device: which files, in which order; when the recovery point rises.
+
+``flushing.py`` lets those who wait share a flush; here is what one flush does.
+
+Source: Kafka ``UnifiedLog.flush``, ``LogManager``; spec 5.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from logstore.errors import ClosedError, StorageError
+from logstore.flushing import GroupCommit
+from logstore.partition import Partition, PeriodicWork
+from logstore.segment import LogSegment
+
+FLUSH_MS_NEVER: Final = 2**63 - 1
+FLUSHED_TOGETHER: Final = 16  # Segments that the device is given at the same time.
+
+
+class FlushedPartition(Partition):
+    """
+    A partition that can be made durable, on demand and from time to time.
+
+    Source: Kafka ``UnifiedLog``.
+    """
+
+    _group_commit: GroupCommit
+    _last_flush_ms: int
+
+    def _begin_flushes(self) -> None:
+        """Finish what a new object needs."""
+        self._last_flush_ms = self._clock.milliseconds()
+        self._group_commit = GroupCommit(
+            self._flush_below, lambda: self._watermarks.recovery_point, self._poison
+        )
+
+    def _periodic_work(self) -> list[PeriodicWork]:
+        work = super()._periodic_work()
+        flush_ms = self.config.flush_ms
+        if flush_ms != FLUSH_MS_NEVER:
+            work.append(PeriodicWork("kafka-log-flusher", type(self)._flush_dirty, flush_ms))
+        return work
+
+    def _flush_dirty(self) -> None:
+        """Flush if the recovery point has not risen for flush.ms."""
+        if self._clock.milliseconds() - self._last_flush_ms >= self.config.flush_ms:
+            self.flush()
+
+    def flush(self, offset: int | None = None, *, force: bool = False) -> None:
+        """
+        Make everything below ``offset`` durable; concurrent calls share one flush.
+
+        **Durability**: on return everything below ``offset`` survives a power loss, and
+        :attr:`recovery_point` is at least ``offset``.
+
+        Args:
+            offset: None: everything that is there.
+            force: Flush an empty active segment, too, as a shutdown does.
+
+        Raises:
+            StorageError: What reached the disk is unknown; the log is poisoned.
+
+        Source: Kafka ``UnifiedLog.flush``; spec 5.8.
+        """
+        self.check_writable()
+        offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
+        try:
+            if force:
+                self._group_commit.alone(lambda: self._flush(offset + 1, offset, closing=True))
+            elif offset > self.recovery_point:
+                self._group_commit.wait_for(offset)
+        except StorageError:
+            with self._lock:
+                if not self._is_closed:
+                    self.refresh_fast_path()  # Which does not ask whether the log is poisoned.
+            raise
+
+    def _flush_below(self, offset: int) -> None:
+        self._flush(offset, offset)
+
+    def _flush(self, flush_offset: int, recovery_point: int, *, closing: bool = False) -> None:
+        """
+        Flush the segments below ``flush_offset``, then raise the recovery point.
+
+        The segment of the recovery point is recovered after a crash, indexes and all: those of the
+        active segment need not be flushed before it is sealed or closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            truncations = self._truncations.count
+            start = self._watermarks.recovery_point
+            active = self._local_log.active_segment
+            # From the segment that ends there: sealing it has changed its files after their flush.
+            segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
+        for first in range(0, len(segments), FLUSHED_TOGETHER):
+            together = segments[first : first + FLUSHED_TOGETHER]
+            if together != (active,):
+                for segment in together:
+                    with self._unless_deleted(segment):
+                        segment.start_flush(with_indexes=closing or segment is not active)
+            for segment in together:
+                with self._unless_deleted(segment):
+                    segment.flush(with_indexes=closing or segment is not active)
+        if segments and segments[-1].base_offset >= start:
+            self._files.fsync_directory(self._directory)
+        with self._sealed_meanwhile_flushed(active):
+            # A truncation in between may have put other bytes below the offset.
+            if truncations == self._truncations.count and recovery_point > self.recovery_point:
+                self._watermarks.set_recovery_point(recovery_point)
+                self._last_flush_ms = self._clock.milliseconds()
+                if self._checkpoints is not None:
+                    self._checkpoints.maybe_write(self._watermarks.snapshot)
+
+    @contextlib.contextmanager
+    def _unless_deleted(self, segment: LogSegment) -> Iterator[None]:
+        """Forgive what fails because retention or a truncation has deleted the segment."""
+        try:
+            yield
+        except (ClosedError, StorageError):
+            if self._local_log.segments.get(segment.base_offset) is segment:
+                raise
+
+    @contextlib.contextmanager
+    def _sealed_meanwhile_flushed(self, active: LogSegment) -> Iterator[None]:
+        """
+        Hold the lock when what was the active segment still is, or its indexes are on the device.
+
+        Once the recovery point is behind it a sealed segment is not recovered any more.
+        """
+        self._lock.acquire()
+        try:
+            if self._local_log.active_segment is not active:
+                self._lock.release()
+                try:
+                    with self._unless_deleted(active):
+                        active.flush_indexes()
+                finally:
+                    self._lock.acquire()
+            yield
+        finally:
+            self._lock.release()
+
+    @property
+    def last_flush_ms(self) -> int:
+        """When the recovery point last rose, in milliseconds since the epoch."""
+        return self._last_flush_ms
