@@ -28,13 +28,14 @@ from logstore._native import live_is_at
 from logstore.aborted_finder import AbortedFinder
 from logstore.errors import CorruptRecordError, LogStoreError, StorageError
 from logstore.file_records import LogOffsetMetadata
+from logstore.leftovers import offset_of_file
 from logstore.live_offsets import (
     LiveFile,
     is_foreign_writer,
     open_live_file,
 )
 from logstore.live_segment import LiveSegment
-from logstore.loader import LoadedLog, offset_of_file
+from logstore.loader import LoadedLog
 from logstore.partition import LEADER_EPOCH_FILE
 from logstore.partition_state import PartitionState, state_path_of
 from logstore.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, segment_file_name

@@ -25,7 +25,8 @@ from logstore.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from logstore.errors import StorageError
 from logstore.files import FileHandle
 from logstore.leader_epoch import LeaderEpochCache
-from logstore.loader import LoadedLog, LogLoader, offset_of_file
+from logstore.leftovers import offset_of_file
+from logstore.loader import LoadedLog, LogLoader
 from logstore.producer_view import ViewProducerState
 from logstore.segment import (
     CLEANED_SUFFIX,
