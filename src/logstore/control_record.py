@@ -19,9 +19,8 @@ offset  size  type     field
 2       4     int32    coordinator epoch
 ======  ====  =======  ==========================================
 
-The values of the others are messages of Kafka's consensus protocol in its "flexible" encoding:
-unsigned varints, compact arrays and strings (count + 1), and tagged fields behind every struct,
-which are stepped over.
+The values of the others are messages of Kafka's consensus protocol in the flexible encoding of
+:mod:`logstore.protocol_message`; tagged fields are stepped over.
 
 Source: Kafka ``ControlRecordType``, ``EndTransactionMarker``, ``ControlRecordUtils``; KIP-98,
 KIP-595, KIP-630, KIP-853.
@@ -37,11 +36,16 @@ from typing import Final, TypeAlias
 from uuid import UUID
 
 from logstore.errors import InvalidRecordError
+from logstore.protocol_message import (
+    NO_TAGGED_FIELDS,
+    NO_UUID,
+    MessageReader,
+    compact_string,
+    unsigned_varint,
+)
 
 KEY: Final = struct.Struct(">hh")
 END_TRANSACTION_VALUE: Final = struct.Struct(">hi")
-
-NO_UUID: Final = UUID(int=0)
 
 
 class ControlRecordType(IntEnum):
@@ -155,7 +159,7 @@ class LeaderChange:
     @classmethod
     def parse(cls, value: bytes) -> LeaderChange:
         """Return the message; InvalidRecordError if it is malformed."""
-        reader = _Reader(value)
+        reader = MessageReader(value, "a control record")
         version = reader.int16()
         leader_id = reader.int32()
         voters = tuple(cls._voter(reader, version) for _ in reader.array(5))
@@ -164,7 +168,7 @@ class LeaderChange:
         return cls(leader_id, voters, granting, version)
 
     @staticmethod
-    def _voter(reader: _Reader, version: int) -> tuple[int, UUID]:
+    def _voter(reader: MessageReader, version: int) -> tuple[int, UUID]:
         node_id = reader.int32()
         directory_id = reader.uuid() if version > 0 else NO_UUID
         reader.tagged_fields()
@@ -174,11 +178,11 @@ class LeaderChange:
         """Return the value of the control record."""
         parts = [struct.pack(">hi", self.version, self.leader_id)]
         for voters in (self.voters, self.granting_voters):
-            parts.append(_unsigned_varint(len(voters) + 1))
+            parts.append(unsigned_varint(len(voters) + 1))
             for node_id, directory_id in voters:
                 directory = directory_id.bytes if self.version > 0 else b""
-                parts.append(struct.pack(">i", node_id) + directory + _NO_TAGGED_FIELDS)
-        parts.append(_NO_TAGGED_FIELDS)
+                parts.append(struct.pack(">i", node_id) + directory + NO_TAGGED_FIELDS)
+        parts.append(NO_TAGGED_FIELDS)
         return b"".join(parts)
 
 
@@ -195,7 +199,7 @@ class SnapshotHeader:
     @classmethod
     def parse(cls, value: bytes) -> SnapshotHeader:
         """Return the message; InvalidRecordError if it is malformed."""
-        reader = _Reader(value)
+        reader = MessageReader(value, "a control record")
         reader.int16()
         message = cls(reader.int64())
         reader.tagged_fields()
@@ -203,7 +207,7 @@ class SnapshotHeader:
 
     def value(self) -> bytes:
         """Return the value of the control record."""
-        return struct.pack(">hq", 0, self.last_contained_log_timestamp) + _NO_TAGGED_FIELDS
+        return struct.pack(">hq", 0, self.last_contained_log_timestamp) + NO_TAGGED_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +221,14 @@ class SnapshotFooter:
     @classmethod
     def parse(cls, value: bytes) -> SnapshotFooter:
         """Return the message; InvalidRecordError if it is malformed."""
-        reader = _Reader(value)
+        reader = MessageReader(value, "a control record")
         reader.int16()
         reader.tagged_fields()
         return cls()
 
     def value(self) -> bytes:
         """Return the value of the control record."""
-        return struct.pack(">h", 0) + _NO_TAGGED_FIELDS
+        return struct.pack(">h", 0) + NO_TAGGED_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +244,7 @@ class KRaftVersion:
     @classmethod
     def parse(cls, value: bytes) -> KRaftVersion:
         """Return the message; InvalidRecordError if it is malformed."""
-        reader = _Reader(value)
+        reader = MessageReader(value, "a control record")
         reader.int16()
         message = cls(reader.int16())
         reader.tagged_fields()
@@ -248,7 +252,7 @@ class KRaftVersion:
 
     def value(self) -> bytes:
         """Return the value of the control record."""
-        return struct.pack(">hh", 0, self.kraft_version) + _NO_TAGGED_FIELDS
+        return struct.pack(">hh", 0, self.kraft_version) + NO_TAGGED_FIELDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,14 +288,14 @@ class KRaftVoters:
     @classmethod
     def parse(cls, value: bytes) -> KRaftVoters:
         """Return the message; InvalidRecordError if it is malformed."""
-        reader = _Reader(value)
+        reader = MessageReader(value, "a control record")
         reader.int16()
         voters = tuple(cls._voter(reader) for _ in reader.array(27))
         reader.tagged_fields()
         return cls(voters)
 
     @staticmethod
-    def _voter(reader: _Reader) -> KRaftVoter:
+    def _voter(reader: MessageReader) -> KRaftVoter:
         voter_id = reader.int32()
         directory_id = reader.uuid()
         endpoints = []
@@ -306,16 +310,16 @@ class KRaftVoters:
 
     def value(self) -> bytes:
         """Return the value of the control record."""
-        parts = [struct.pack(">h", 0), _unsigned_varint(len(self.voters) + 1)]
+        parts = [struct.pack(">h", 0), unsigned_varint(len(self.voters) + 1)]
         for voter in self.voters:
             parts.append(struct.pack(">i", voter.voter_id) + voter.directory_id.bytes)
-            parts.append(_unsigned_varint(len(voter.endpoints) + 1))
+            parts.append(unsigned_varint(len(voter.endpoints) + 1))
             for name, host, port in voter.endpoints:
-                parts.append(_compact_string(name) + _compact_string(host))
-                parts.append(struct.pack(">H", port) + _NO_TAGGED_FIELDS)
+                parts.append(compact_string(name) + compact_string(host))
+                parts.append(struct.pack(">H", port) + NO_TAGGED_FIELDS)
             parts.append(struct.pack(">hh", voter.min_version, voter.max_version))
-            parts.append(_NO_TAGGED_FIELDS * 2)
-        parts.append(_NO_TAGGED_FIELDS)
+            parts.append(NO_TAGGED_FIELDS * 2)
+        parts.append(NO_TAGGED_FIELDS)
         return b"".join(parts)
 
 
@@ -353,90 +357,3 @@ def parse_control_record(key: bytes | None, value: bytes | None) -> ControlMessa
         message = f"a control record of type {kind.name} has no value; run verify"
         raise InvalidRecordError(message)
     return _PARSERS[kind](value)
-
-
-# ---- the flexible message encoding ---------------------------------------------------------------
-
-_NO_TAGGED_FIELDS: Final = b"\0"
-_UNSIGNED_VARINT_BYTES_MAX: Final = 5
-
-
-class _Reader:
-    """A position in a message; every length is checked against the bytes that are left."""
-
-    __slots__ = ("_data", "_position")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def take(self, size: int) -> bytes:
-        if size > len(self._data) - self._position:
-            message = f"a control record ends early, at byte {self._position}; run verify"
-            raise InvalidRecordError(message)
-        taken = self._data[self._position : self._position + size]
-        self._position += size
-        return taken
-
-    def int16(self) -> int:
-        return int.from_bytes(self.take(2), "big", signed=True)
-
-    def uint16(self) -> int:
-        return int.from_bytes(self.take(2), "big")
-
-    def int32(self) -> int:
-        return int.from_bytes(self.take(4), "big", signed=True)
-
-    def int64(self) -> int:
-        return int.from_bytes(self.take(8), "big", signed=True)
-
-    def uuid(self) -> UUID:
-        return UUID(bytes=self.take(16))
-
-    def unsigned_varint(self) -> int:
-        result = 0
-        for index in range(_UNSIGNED_VARINT_BYTES_MAX):
-            byte = self.take(1)[0]
-            result |= (byte & 0x7F) << (7 * index)
-            if byte < 0x80:
-                return result
-        message = "a varint longer than 5 bytes in a control record; run verify"
-        raise InvalidRecordError(message)
-
-    def string(self) -> str:
-        size = self.unsigned_varint() - 1
-        if size < 0:
-            message = "a null string in a control record where none may be; run verify"
-            raise InvalidRecordError(message)
-        try:
-            return self.take(size).decode()
-        except UnicodeDecodeError:
-            message = "a string in a control record is not UTF-8; run verify"
-            raise InvalidRecordError(message) from None
-
-    def array(self, item_bytes_min: int) -> range:
-        """Return one number for each item of a compact array; null has none."""
-        count = max(0, self.unsigned_varint() - 1)
-        if count * item_bytes_min > len(self._data) - self._position:
-            message = f"a control record has no room for {count} items; run verify"
-            raise InvalidRecordError(message)
-        return range(count)
-
-    def tagged_fields(self) -> None:
-        for _ in range(self.unsigned_varint()):
-            self.unsigned_varint()
-            self.take(self.unsigned_varint())
-
-
-def _unsigned_varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _compact_string(text: str) -> bytes:
-    encoded = text.encode()
-    return _unsigned_varint(len(encoded) + 1) + encoded

@@ -13,13 +13,22 @@ from typing import Any, NamedTuple
 
 from logstore.checkpoint import LeaderEpochCheckpointFile, OffsetCheckpointFile
 from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.coordinator_record import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE_TOPIC,
+    type_id_of,
+)
 from logstore.errors import LogStoreError
+from logstore.group_metadata import decode_group_record, shown_group_record
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 from logstore.inspection import Damage, Entry, base_offset_of, scan_log_file
 from logstore.producer_snapshot import read_snapshot
 from logstore.record import Record, RecordBatch
 from logstore.timestamp_type import TimestampType
+from logstore.transaction_log import decode_transaction_record
 
+UNKNOWN_TYPE_TEXT = "<UNKNOWN>"  # A newer broker's record.
 DECORATIONS = (".deleted", ".cleaned", ".swap")
 # A file that a repair has set aside, or bytes of a segment.
 _QUARANTINED = re.compile(
@@ -97,16 +106,22 @@ def kind_of(name: str) -> str:
 
 
 def log_entries(path: Path) -> Iterator[dict[str, Any] | str]:
-    """Yield the batches of a ``.log`` file, and a sentence for what is wrong with it."""
+    """
+    Yield the batches of a ``.log`` file, and a sentence for what is wrong with it.
+
+    Control records and those of ``__consumer_offsets`` and ``__transaction_state`` are decoded.
+    """
+    topic = path.absolute().parent.name.rpartition("-")[0]
     for part in scan_log_file(path, next_offset=0):
         if isinstance(part, Damage):
             yield f"position {part.position}: {part.kind}: {part.reason}"
             continue
         for position, entry in part.entries():
             fields = batch_fields(entry, position)
-            if isinstance(entry, RecordBatch) and entry.is_control:
+            if isinstance(entry, RecordBatch) and (entry.is_control or topic in INTERNAL_TOPICS):
+                shown = _control_fields if entry.is_control else _INTERNAL_FIELDS[topic]
                 try:
-                    fields["records"] = [_control_fields(record) for record in entry.records()]
+                    fields["records"] = [shown(record) for record in entry.records()]
                 except LogStoreError as error:
                     yield f"position {position}: {error}"
             yield fields
@@ -149,6 +164,28 @@ def _control_fields(record: Record) -> dict[str, Any]:
             record.key, record.value
         ).coordinator_epoch
     return fields
+
+
+def _group_fields(record: Record) -> dict[str, Any]:
+    decoded = decode_group_record(record.key, record.value)
+    return _internal_fields(record, None if decoded is None else shown_group_record(decoded))
+
+
+def _transaction_fields(record: Record) -> dict[str, Any]:
+    decoded = decode_transaction_record(record.key, record.value)
+    return _internal_fields(record, None if decoded is None else decoded.shown())
+
+
+def _internal_fields(record: Record, shown: dict[str, Any] | None) -> dict[str, Any]:
+    if shown is None:
+        shown = {"key": {"type": str(type_id_of(record.key))}, "payload": UNKNOWN_TYPE_TEXT}
+    return {"offset": record.offset, **shown}
+
+
+_INTERNAL_FIELDS = {
+    CONSUMER_OFFSETS_TOPIC: _group_fields,
+    TRANSACTION_STATE_TOPIC: _transaction_fields,
+}
 
 
 def _offset_entries(path: Path) -> list[dict[str, Any]]:

@@ -20,9 +20,11 @@ import pytest
 
 from logstore.cli import main
 from logstore.file_dump import dump_file
+from logstore.group_metadata import OFFSET_COMMIT, OffsetCommitValue, decode_group_record
 from logstore.inspection import Part, find_partitions, scan_log_file
 from logstore.repairing import repair_partition
 from logstore.state_verification import verify_root
+from logstore.transaction_log import TransactionLogValue, decode_transaction_record
 from logstore.verification import verify_partition
 
 ROOT = Path(os.environ.get("LOGSTORE_GOLDEN") or Path(__file__).with_name("golden"))
@@ -166,6 +168,68 @@ def test_control_batches_are_decoded(family, expected):
             assert wanted == set(found)
             kinds = {record["controlType"] for records in found.values() for record in records}
             assert kinds <= {"COMMIT", "ABORT", "LEADER_CHANGE", "SNAPSHOT_HEADER"}
+
+
+def text_of(shown):
+    """What a record says as the tool prints it."""
+    key, payload = (
+        part
+        if isinstance(part, str)
+        else json.dumps(part, separators=(",", ":"), ensure_ascii=False)
+        for part in (shown["key"], shown["payload"])
+    )
+    return f"key: {key} payload: {payload}"
+
+
+def test_internal_topics_are_decoded(family, expected):
+    """Positions, groups and transactional ids, as the tool's decoders print them."""
+    for name, partition in expected["partitions"].items():
+        if not name.startswith(("__consumer_offsets-", "__transaction_state-")):
+            continue
+        for file, about in partition.get("files", {}).items():
+            path = family / "logdir" / name / file
+            if not file.endswith(".log") or "dump" not in about or not path.exists():
+                continue
+            dump = about["dump"]
+            entries = dump["entries"] if isinstance(dump, dict) else dump
+            wanted = {
+                record["offset"]: record["decoded"]
+                for entry in entries
+                if not entry["isControl"]
+                for record in entry.get("decoded_records", ())
+            }
+            found = {
+                record["offset"]: text_of(record)
+                for entry in dump_file(path).entries
+                if not entry["isControl"]
+                for record in entry["records"]
+            }
+            assert not wanted or wanted == found, path
+
+
+def test_internal_records_are_encoded_as_kafka_does(family, expected):
+    """Decoding and encoding again gives the broker's bytes, in its versions and in ours."""
+    for name, partition in expected["partitions"].items():
+        topic = name.rpartition("-")[0]
+        if topic not in ("__consumer_offsets", "__transaction_state") or family.name in DAMAGED:
+            continue
+        with gzip.open(family / partition["records"]["file"], "rt") as lines:
+            stored = [json.loads(line) for line in lines]
+        for line in stored:
+            key = base64.b64decode(line["key"])
+            value = None if line["value"] is None else base64.b64decode(line["value"])
+            decode = (
+                decode_group_record if topic == "__consumer_offsets" else decode_transaction_record
+            )
+            record = decode(key, value)
+            assert key == record.record_type.key_bytes(record.key)
+            if value is None:
+                continue
+            assert value == record.record_type.value_bytes(record.value, record.version)
+            if topic == "__transaction_state":
+                assert value == TransactionLogValue.of(record).encode(record.version)
+            elif record.record_type is OFFSET_COMMIT:
+                assert value == OffsetCommitValue.of(record).encode()
 
 
 def digest(data):
