@@ -177,6 +177,21 @@ class TestAnswers:
         assert reads == files.operation_counts()["pread"]
         files.count_operations(counting=False)
 
+    def test_one_read_where_the_index_names_the_batch(self, log):
+        """An entry has the last offset of its batch: the one before it is not read."""
+        log.update_config({"batch.bytes": 400, "index.interval.bytes": 0, "segment.bytes": 1 << 20})
+        log.roll()
+        log.extend([b"%d" % at for at in range(1000)])
+        assert_same(log, [500])
+        files = log.active_segment.files
+        files.count_operations()
+        before = files.operation_counts()
+        for offset in range(950, 20, -70):
+            assert b"%d" % offset == by_c(log, offset).value
+        after = files.operation_counts()
+        files.count_operations(counting=False)
+        assert 14 == after["pread"] - before["pread"]
+
 
 class TestDamage:
     def test_damaged_batch(self, log):
@@ -208,6 +223,28 @@ class TestDamage:
             with index.open("r+b") as file:
                 file.write(wrong + before[8:16][::-1])
             assert_same(log, range(40))
+        index.write_bytes(before)
+
+    def test_index_of_an_old_release(self, log):
+        """Up to Kafka 3.x an entry had the last offset of a whole append: any of its batches."""
+        log.update_config({"index.interval.bytes": 0, "segment.bytes": 1 << 20})
+        log.roll()
+        fill(log, 60)
+        log.roll()
+        sealed = log.segments[-2]
+        index = Path(sealed.offset_index.path)
+        entries = sealed.offset_index.entries().tolist()
+        assert len(entries) > 9
+        old = b""
+        for (_, position), _, (last_offset, _) in zip(
+            entries[::3], entries[1::3], entries[2::3], strict=False
+        ):
+            old += (last_offset - sealed.base_offset).to_bytes(4, "big")
+            old += position.to_bytes(4, "big")
+        before = index.read_bytes()
+        with index.open("r+b") as file:
+            file.write(old + before[-8:] * (len(entries) - len(old) // 8))
+        assert_same(log, range(60))
         index.write_bytes(before)
 
     def test_records_that_break_the_format(self, log):

@@ -8,7 +8,7 @@
 #include "ls_py_batch.h"
 
 enum {
-    LS_GET_FIRST_BYTES = 16 << 10, /* of a file, by the first read */
+    LS_GET_FIRST_BYTES = 16 << 10, /* asked of memory, or read of a file, at first */
     LS_GET_BLOCK_SHIFT = 16        /* of the map of what was touched: 64 KiB */
 };
 
@@ -25,7 +25,7 @@ struct ls_place {
     uint8_t *touched;   /* a bit per 64 KiB of a mapping: it was in memory, or was read since */
     ls_io *io;
     int32_t fd;
-    int32_t read_bytes; /* what the last batch took */
+    int32_t batch_bytes; /* of the batch that was found last */
 };
 
 struct ls_finder {

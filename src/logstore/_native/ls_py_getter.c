@@ -133,7 +133,7 @@ static PyObject *add(struct ls_finder *finder, PyObject *args) {
                              .used = ++finder->now,
                              .io = (ls_io *)(uintptr_t)io,
                              .fd = fd,
-                             .read_bytes = LS_GET_FIRST_BYTES};
+                             .batch_bytes = LS_GET_FIRST_BYTES};
     if (is_mapped) place.touched = PyMem_Calloc((size_t)((size >> LS_GET_BLOCK_SHIFT) / 8 + 1), 1);
     if (is_mapped && place.touched == NULL) return PyErr_NoMemory();
     if (ls_py_grow((void **)&finder->places, &finder->room, finder->count + 2, sizeof place) < 0) {
