@@ -127,71 +127,74 @@ class Log(UnifiedLog):
         own_scheduler = None
         if scheduler is None:
             scheduler = own_scheduler = ThreadScheduler(clock)
-        metadata = PartitionMetadataFile(os.path.join(path, PARTITION_METADATA_FILE), files=files)
-        leader_epochs = LeaderEpochCache(
-            LeaderEpochCheckpointFile(
-                os.path.join(path, LEADER_EPOCH_FILE), create=True, files=files
-            ),
-            scheduler,
-            os.path.basename(path),
-        )
-
-        snapshots = SnapshotFiles(path, files=files)
-
-        def new_producer_state() -> ProducerStateManager:
-            return ProducerStateManager(
-                path,
-                config=config,
-                clock=clock,
-                files=files,
-                name=os.path.basename(path),
-                snapshots=snapshots,
+        with _ended_by_failure(own_scheduler):
+            metadata = PartitionMetadataFile(
+                os.path.join(path, PARTITION_METADATA_FILE), files=files
+            )
+            leader_epochs = LeaderEpochCache(
+                LeaderEpochCheckpointFile(
+                    os.path.join(path, LEADER_EPOCH_FILE), create=True, files=files
+                ),
+                scheduler,
+                os.path.basename(path),
             )
 
-        producer_state = new_producer_state()
-        loaded = LogLoader(
-            path,
-            config,
-            leader_epochs=leader_epochs,
-            producer_state=producer_state,
-            new_producer_state=new_producer_state,
-            log_start_offset=log_start_offset,
-            recovery_point=recovery_point,
-            had_clean_shutdown=had_clean_shutdown,
-            files=files,
-            clock=clock,
-        ).load()
-        try:
-            local_log = LocalLog(
+            snapshots = SnapshotFiles(path, files=files)
+
+            def new_producer_state() -> ProducerStateManager:
+                return ProducerStateManager(
+                    path,
+                    config=config,
+                    clock=clock,
+                    files=files,
+                    name=os.path.basename(path),
+                    snapshots=snapshots,
+                )
+
+            producer_state = new_producer_state()
+            loaded = LogLoader(
                 path,
                 config,
-                loaded.segments,
-                writer=Writer(files.io, clock_address=clock.address),
-                log_end_offset=loaded.log_end_offset,
-                files=files,
-                clock=clock,
-                scheduler=scheduler,
-            )
-            log = cls(
-                path,
-                local_log,
-                log_start_offset=loaded.log_start_offset,
-                recovery_point=loaded.recovery_point,
                 leader_epochs=leader_epochs,
                 producer_state=producer_state,
+                new_producer_state=new_producer_state,
+                log_start_offset=log_start_offset,
+                recovery_point=recovery_point,
+                had_clean_shutdown=had_clean_shutdown,
                 files=files,
                 clock=clock,
-                scheduler=scheduler,
-                own_scheduler=own_scheduler,
-                high_watermark=high_watermark,
-                partition_metadata=metadata,
-                checkpoints=checkpoints,
-            )
-        except BaseException:
-            for segment in loaded.segments:
-                segment.close_handlers()
-            raise
-        return log._begun(topic_id, high_watermark_offset)
+            ).load()
+            try:
+                local_log = LocalLog(
+                    path,
+                    config,
+                    loaded.segments,
+                    writer=Writer(files.io, clock_address=clock.address),
+                    log_end_offset=loaded.log_end_offset,
+                    files=files,
+                    clock=clock,
+                    scheduler=scheduler,
+                )
+                log = cls(
+                    path,
+                    local_log,
+                    log_start_offset=loaded.log_start_offset,
+                    recovery_point=loaded.recovery_point,
+                    leader_epochs=leader_epochs,
+                    producer_state=producer_state,
+                    files=files,
+                    clock=clock,
+                    scheduler=scheduler,
+                    own_scheduler=own_scheduler,
+                    high_watermark=high_watermark,
+                    partition_metadata=metadata,
+                    checkpoints=checkpoints,
+                )
+            except BaseException:
+                for segment in loaded.segments:
+                    segment.close_handlers()
+                raise
+            return log._begun(topic_id, high_watermark_offset)
 
     def _begun(self, topic_id: str | None = None, high_watermark_offset: int = 0) -> Self:
         try:
@@ -222,38 +225,39 @@ class Log(UnifiedLog):
         own_scheduler = None
         if scheduler is None:
             scheduler = own_scheduler = ThreadScheduler(clock)
-        view = LiveView(path, config, files=files, clock=clock, scheduler=scheduler)
-        loader, loaded = view.load()
-        local_log = LocalLog(
-            path,
-            config,
-            loaded.segments,
-            writer=Writer(files.io, clock_address=clock.address),
-            log_end_offset=loaded.log_end_offset,
-            files=files,
-            clock=clock,
-            scheduler=scheduler,
-        )
-        log = cls(
-            path,
-            local_log,
-            log_start_offset=loaded.log_start_offset,
-            recovery_point=loaded.recovery_point,
-            leader_epochs=loader.leader_epochs,
-            producer_state=loader.producer_state,
-            files=files,
-            clock=clock,
-            scheduler=scheduler,
-            own_scheduler=own_scheduler,
-            high_watermark="replicas",
-            partition_metadata=PartitionMetadataFile(
-                os.path.join(path, PARTITION_METADATA_FILE), files=files
-            ),
-            read_only=True,
-        )
-        log = log._begun()
-        log.look_through(view)
-        return log
+        with _ended_by_failure(own_scheduler):
+            view = LiveView(path, config, files=files, clock=clock, scheduler=scheduler)
+            loader, loaded = view.load()
+            local_log = LocalLog(
+                path,
+                config,
+                loaded.segments,
+                writer=Writer(files.io, clock_address=clock.address),
+                log_end_offset=loaded.log_end_offset,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+            )
+            log = cls(
+                path,
+                local_log,
+                log_start_offset=loaded.log_start_offset,
+                recovery_point=loaded.recovery_point,
+                leader_epochs=loader.leader_epochs,
+                producer_state=loader.producer_state,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+                own_scheduler=own_scheduler,
+                high_watermark="replicas",
+                partition_metadata=PartitionMetadataFile(
+                    os.path.join(path, PARTITION_METADATA_FILE), files=files
+                ),
+                read_only=True,
+            )
+            log = log._begun()
+            log.look_through(view)
+            return log
 
     # -- append ------------------------------------------------------------------------------------
     # ``append`` itself is in C: NativeLog.append. What it does not take on comes here.
@@ -615,6 +619,17 @@ class Log(UnifiedLog):
                 source=self,
                 stacklevel=2,
             )
+
+
+@contextlib.contextmanager
+def _ended_by_failure(scheduler: ThreadScheduler | None) -> Iterator[None]:
+    """End the scheduler's thread if no log comes to own it."""
+    try:
+        yield
+    except BaseException:
+        if scheduler is not None:
+            scheduler.shutdown()
+        raise
 
 
 def make_directory(path: str, files: Files) -> None:

@@ -7,6 +7,8 @@ import errno
 import os
 import resource
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -631,6 +633,20 @@ class TestInterruptions:
             if is_done:
                 break
         assert at > 10
+
+    def test_failure_leaves_no_thread(self, path):
+        """The background work of a load that failed ends with it."""
+        prepared(path, "swap")
+        threads = threading.active_count()
+        for at in range(40, 80, 2):
+            files = FailingFiles()
+            files.fail(None, errno.EIO, at=at)
+            with contextlib.suppress(StorageError):
+                opened(path, files=files).abandon()
+        deadline = time.monotonic() + 10
+        while threads < threading.active_count() and time.monotonic() < deadline:
+            time.sleep(0.01)  # They end by themselves.
+        assert threads == threading.active_count()
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_full_disk(self, path, kind):
