@@ -37,11 +37,12 @@ python=$PWD/.venv/bin/python
 env CC="$compiler" LOGSTORE_SANITIZE=1 "$python" setup.py --quiet build --build-base "$place" \
     --build-lib "$place/lib" >"$place.out" 2>&1 || { cat "$place.out" >&2; exit 1; }
 
+processes="-n auto --dist loadfile"
 case " $*" in
-*" tests/"*) paths= ;;
+*" tests/"*) paths= processes= ;;
 esac
 # Word splitting is wanted: paths without spaces, relative to the checkout.
 # shellcheck disable=SC2086
 exec env LOGSTORE_HYPOTHESIS="${LOGSTORE_HYPOTHESIS:-small}" PYTHONPATH="$PWD/$place/lib" PYTHONMALLOC=malloc \
     LD_PRELOAD="$asan $ubsan" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-    "$python" -m pytest -q -p no:cacheprovider -m "$marks" $paths "$@"
+    "$python" -m pytest -q -p no:cacheprovider -m "$marks" $processes $paths "$@"

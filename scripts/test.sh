@@ -1,8 +1,10 @@
 #!/bin/sh
-# The tests. What they compare with Kafka's own classes needs a JDK 17, and Kafka's jars, which Maven fetches once
-# into .cache; without them these tests are skipped and say so. With LOGSTORE_NO_SKIPS=1 such a skip fails the run.
+# The tests, side by side on all cores; those that options or paths choose, one after the other.
 #
 #   scripts/test.sh [pytest options]
+#
+# What they compare with Kafka's own classes needs a JDK 17, and Kafka's jars, which Maven fetches once into .cache;
+# without them these tests are skipped and say so. With LOGSTORE_NO_SKIPS=1 such a skip fails the run.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -14,13 +16,12 @@ note() {
 version=$(javac -version 2>&1 | sed -n 's/^javac \([0-9]*\).*/\1/p') || version=
 if [ "${version:-0}" -lt 17 ]; then
     note "no JDK 17 or later"
-elif [ ! -d "$KAFKA_ORACLE_CACHE/libs" ]; then
-    if command -v mvn >/dev/null 2>&1; then
-        echo "logstore: fetch Kafka's jars (once)"
-        sh tests/compat/oracle/make-oracle.sh "$KAFKA_ORACLE_CACHE" >/dev/null ||
-            note "Kafka's jars cannot be fetched"
-    else
-        note "Kafka's jars are not in $KAFKA_ORACLE_CACHE, and there is no Maven to fetch them"
-    fi
+elif [ ! -d "$KAFKA_ORACLE_CACHE/libs" ] && ! command -v mvn >/dev/null 2>&1; then
+    note "Kafka's jars are not in $KAFKA_ORACLE_CACHE, and there is no Maven to fetch them"
+else
+    # Before the tests begin: two of them must not compile it at the same time.
+    [ -d "$KAFKA_ORACLE_CACHE/libs" ] || echo "logstore: fetch Kafka's jars (once)"
+    sh tests/compat/oracle/make-oracle.sh "$KAFKA_ORACLE_CACHE" >/dev/null || note "Kafka's jars cannot be fetched"
 fi
+[ $# -gt 0 ] || set -- -n auto --dist loadfile
 exec .venv/bin/python -m pytest "$@"

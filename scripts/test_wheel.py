@@ -146,7 +146,8 @@ def test(version: str, interpreter: Path, wheel: Path, options: list[str]) -> No
             "-m",
             "not repository",
         ]
-        run(*pytest, *(options or tests), cwd=directory, env=environment)
+        side_by_side = ["-n", "auto", "--dist", "loadfile"]
+        run(*pytest, *(options or [*side_by_side, *tests]), cwd=directory, env=environment)
 
 
 def main() -> int:

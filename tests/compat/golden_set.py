@@ -6,6 +6,7 @@ The golden set: log directories of real brokers, packed by family in ``golden/<f
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -40,6 +41,13 @@ def directory(cache: Path) -> Path:
     given = os.environ.get("LOGSTORE_GOLDEN")
     if given:
         return Path(given)
+    with (cache / ".lock").open("w") as lock:  # Tests run in several processes.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _unpack(cache)
+    return cache
+
+
+def _unpack(cache: Path) -> None:
     for family in families():
         archive = PACKED / f"{family}.tar.xz"
         status = archive.stat()
@@ -51,4 +59,3 @@ def directory(cache: Path) -> Path:
         with tarfile.open(archive) as packed:
             packed.extractall(cache, filter="data")
         stamp_file.write_text(stamp)
-    return cache

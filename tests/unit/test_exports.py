@@ -50,12 +50,10 @@ def public_members():
                 function, types.FunctionType | property | types.MethodDescriptorType
             )
             if documented and not member.startswith("_"):
-                yield f"{name}.{member}", attribute
+                yield pytest.param(f"{name}.{member}", attribute, id=f"{name}.{member}")
 
 
-@pytest.mark.parametrize(
-    ("name", "attribute"), list(public_members()), ids=lambda value: str(value)[:60]
-)
+@pytest.mark.parametrize(("name", "attribute"), list(public_members()))
 def test_public_member_is_documented(name, attribute):
     """Methods and properties of public classes have docstrings too; inherited ones count."""
     owner, member = name.split(".")
