@@ -290,9 +290,12 @@ class FileRecords:
             OSError: What the socket says, such as BrokenPipeError.
             ClosedError: The log, or the range, was closed.
             CorruptRecordError: The file is shorter than what was written.
+            TypeError: No socket, nor anything with its ``fileno``.
 
         Source: Kafka ``FileRecords.writeTo``.
         """
+        if not hasattr(socket, "fileno"):
+            raise TypeError(f"send_to takes a connected socket, not {type(socket).__name__}")
         if not 0 <= offset <= self.size_bytes:
             raise ValueError(f"offset {offset} is not in the range of {self.size_bytes} bytes")
         if offset == self.size_bytes:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import numbers
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
@@ -80,10 +81,10 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         spin: float = 0.0,
         values_only: bool = False,
     ) -> None:
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"timeout {timeout} is negative; give seconds, or None to wait on")
-        if spin < 0:
-            raise ValueError(f"spin {spin} is negative; give seconds")
+        _check_seconds("timeout", timeout)
+        if spin is None:
+            raise TypeError("spin is a number of seconds, not None")
+        _check_seconds("spin", spin)
         self._watched = log
         self._timeout = timeout
         self._patience = timeout
@@ -256,8 +257,8 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         Returns:
             An empty list after the timeout, or at the end.
         """
-        if max_records is not None and max_records < 0:
-            raise ValueError(f"max_records {max_records} is negative; give how many, or None")
+        _check_count(max_records)
+        _check_seconds("timeout", timeout)
         if max_records == 0:
             return []
         first = self._next_item(self._timeout if timeout is None else timeout)
@@ -319,6 +320,8 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         timeout: float | None = None,  # noqa: ASYNC109 - the same signature
     ) -> list[ItemT_co]:
         """Return what :meth:`batch` does, without holding up the event loop meanwhile."""
+        _check_count(max_records)
+        _check_seconds("timeout", timeout)
         if not self.has_items and max_records != 0:
             await self._wait_later(self._timeout if timeout is None else timeout)
         return self.batch(max_records, timeout=0)
@@ -354,6 +357,24 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         finally:
             disarm()
         return True
+
+
+def _check_seconds(name: str, seconds: Any) -> None:
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, numbers.Real)):
+        raise TypeError(f"{name} is a number of seconds, not {seconds!r}")
+    if not float(seconds) >= 0:  # Nor is NaN.
+        raise ValueError(f"{name} {seconds} is not a time; give seconds, 0 or more")
+
+
+def _check_count(max_records: Any) -> None:
+    if max_records is None:
+        return
+    if isinstance(max_records, bool) or not isinstance(max_records, int):
+        raise TypeError(f"max_records is a number of records, not {max_records!r}")
+    if max_records < 0:
+        raise ValueError(f"max_records {max_records} is negative; give how many, or None")
 
 
 def _set_result(news: asyncio.Future[None]) -> None:

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
@@ -528,7 +529,11 @@ class Log(UnifiedLog):
         """
         if isinstance(offset, slice):
             raise TypeError("a log has no slices; use read(start, stop)")
-        number = offset.__index__()
+        try:
+            number = index(offset)
+        except TypeError:
+            kind = type(offset).__name__
+            raise TypeError(f"log[offset] takes an offset, an int, not {kind}") from None
         if number < 0:
             raise IndexError("offsets are not counted from the end; use last() or read()")
         self.check_open()

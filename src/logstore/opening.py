@@ -19,6 +19,7 @@ Source: DESIGN.md D3.
 from __future__ import annotations
 
 import copyreg
+import errno
 import logging
 import os
 import weakref
@@ -27,7 +28,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
-from logstore.errors import LogExistsError, LogNotFoundError
+from logstore.errors import LogExistsError, LogNotFoundError, StorageError
 from logstore.files import REAL_FILES, Files
 from logstore.forked_log import become_reader_of_parent
 from logstore.log import Log, make_directory
@@ -63,11 +64,11 @@ def open(
         lock_timeout: How many seconds to wait for another writer to close the log.
 
     Raises:
-        LockedError: Another handle or process is writing the log; with mode ``"r"`` too.
+        LockedError: Another handle or process is writing the log; not with mode ``"r"``.
         LogExistsError: Mode ``"x"``, and there is a log.
         LogNotFoundError: Mode ``"r"``, and there is none.
         ConfigError: Every wrong setting, or a name that a broker would stop at.
-        StorageError: A file cannot be read or written.
+        StorageError: A file cannot be read or written, or the path is a file's.
 
     After an unclean end the log is recovered from its recovery point on: ``docs/durability.md``.
     """
@@ -102,6 +103,10 @@ def open_log(
             f"high_watermark {high_watermark!r} is not one of {', '.join(HIGH_WATERMARK_MODES)}"
         )
     settings = LogConfig.of(config)
+    if files.exists(directory) and not files.is_directory(directory):
+        raise StorageError(
+            f"{directory} is a file; give the directory of a log", errno.ENOTDIR, path=directory
+        )
     if mode == "r":
         log = _open_for_reading(directory, settings, files, clock, scheduler)
     else:

@@ -108,6 +108,14 @@ class TestRead:
         assert 0 == main(["read", str(log_path), "-n", "1", "-f", "%t/%p %o %T %k %K %v %S\\n"])
         assert b"orders/0 0 1700000000000 a 1 value 0 7\n" == capfdbinary.readouterr().out
 
+    @pytest.mark.parametrize("command", ["read", "follow"])
+    @pytest.mark.parametrize("number", ["-3", "x", "1.5"])
+    def test_wrong_number(self, log_path, capsys, command, number):
+        """Both commands count alike."""
+        with pytest.raises(SystemExit):
+            main([command, str(log_path), "-n", number])
+        assert f"{number!r} is no number of records" in capsys.readouterr().err
+
     def test_missing_log(self, tmp_path, capsys):
         """Exit status 2, and nothing is created."""
         assert 2 == main(["read", str(tmp_path / "none-0")])
@@ -489,4 +497,3 @@ class TestFollow:
         assert b"0 1 " == capsysbinary.readouterr().out
         assert 0 == main(["follow", str(log_path), "--timeout", "0.01", "--json"])
         assert b"" == capsysbinary.readouterr().out
-        assert 2 == main(["follow", str(log_path), "-n", "-1"])

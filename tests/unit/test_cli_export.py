@@ -249,3 +249,10 @@ class TestUsage:
         log_path.chmod(0o755)
         after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in log_path.iterdir()}
         assert before == after
+
+
+def test_missing_directory(log_path, capsys):
+    """It says which directory is missing."""
+    missing = log_path.parent / "missing"
+    assert 2 == main(["export", str(log_path), str(missing / "out.jsonl")])
+    assert f"{missing} is no directory" in capsys.readouterr().err

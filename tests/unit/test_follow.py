@@ -217,6 +217,24 @@ class TestBatches:
             with pytest.raises(ValueError, match="negative"):
                 records.batch(-1)
 
+    @pytest.mark.parametrize(
+        ("wrong", "kind"),
+        [("1", TypeError), (True, TypeError), (-1, ValueError), (float("nan"), ValueError)],
+    )
+    def test_wrong_times(self, log, wrong, kind):
+        """A time is a number of seconds; so says the error, at once."""
+        with pytest.raises(kind, match=r"timeout .*seconds"):
+            log.follow(timeout=wrong)
+        with pytest.raises(kind, match=r"spin .*seconds"):
+            log.follow(spin=wrong)
+        with log.follow() as records:
+            with pytest.raises(kind, match=r"timeout .*seconds"):
+                records.batch(timeout=wrong)
+            with pytest.raises(kind, match=r"timeout .*seconds"):
+                asyncio.run(records.batch_later(timeout=wrong))
+            with pytest.raises(TypeError, match="max_records"):
+                records.batch("1")
+
 
 class TestEnds:
     def test_close_from_another_thread(self, log, either):

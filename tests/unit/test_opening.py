@@ -118,6 +118,15 @@ class TestModes:
         assert [] == os.listdir()
 
 
+@pytest.mark.parametrize("mode", ["a", "r", "x"])
+def test_a_file_is_no_log(tmp_path, mode):
+    """A path that is a file's is refused as such, in each mode."""
+    path = tmp_path / "orders-0"
+    path.touch()
+    with pytest.raises(logstore.StorageError, match="is a file"):
+        logstore.open(path, mode)
+
+
 class TestReading:
     def test_nothing_is_changed(self, path):
         """A reader leaves a log as it is, after a clean end and after a crash."""

@@ -198,6 +198,11 @@ class TestSockets:
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             records.send_to(sender)
 
+    def test_no_socket(self, records):
+        """What has no descriptor is refused as such."""
+        with pytest.raises(TypeError, match="socket"):
+            records.send_to(None)
+
     def test_wrong_offset(self, records, pair):
         """An offset is a number of bytes of the range."""
         for offset in (-1, len(BYTES) + 1):

@@ -15,7 +15,8 @@ from typing import IO, Any, Final
 import logstore
 from logstore.arrow_buffers import DEFAULT_COLUMNS, column_names
 from logstore.checkpoint import topic_partition_of
-from logstore.cli import record_text, times
+from logstore.cli import record_arguments, record_text
+from logstore.cli.counted import counted
 from logstore.cli.progress import Progress, progress
 from logstore.extras import import_extra
 from logstore.reader import start_offset, stop_offset
@@ -61,29 +62,18 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    position = "OFFSET|earliest|latest|ISO-8601|2h"
-    parser.add_argument("directory", type=Path, help="a partition directory, such as data/orders-0")
+    record_arguments.add_directory(parser)
     parser.add_argument("output", type=Path, help="the file to write")
     parser.add_argument(
         "--format", choices=sorted(set(FORMAT_OF.values())),
         help="what to write (default: by the suffix of the file)",
     )  # fmt: skip
-    parser.add_argument(
-        "--from", dest="start", metavar=position, type=times.parse_position, default="earliest",
-        help="first record (default: earliest); a time without zone is local",
-    )  # fmt: skip
-    parser.add_argument(
-        "--to", dest="stop", metavar=position, type=times.parse_position,
-        help="end, exclusive (default: the log end)",
-    )  # fmt: skip
+    record_arguments.add_start(parser)
+    record_arguments.add_stop(parser)
     parser.add_argument(
         "--columns", metavar="NAMES", help="which, in this order, joined by commas (default: five)"
     )
-    parser.add_argument(
-        "--isolation", choices=["read_committed", "read_uncommitted"], default="read_committed",
-        help="whether records of aborted and open transactions are written "
-        "(default: read_committed)",
-    )  # fmt: skip
+    record_arguments.add_isolation(parser)
     parser.add_argument(
         "--force", action="store_true", help="replace the file if there is one already"
     )
@@ -93,6 +83,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     kind = arguments.format or FORMAT_OF.get(output.suffix.lower())
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"{output.parent} is no directory; make it, or write elsewhere")
     if kind is None:
         known = ", ".join(sorted(FORMAT_OF))
         raise ValueError(f"{output} has none of the suffixes {known}; say --format")
@@ -105,9 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.columns is not None:
         columns = [name.strip() for name in arguments.columns.split(",")]
     with logstore.open(arguments.directory, mode="r") as log:
-        stop = arguments.stop
-        if isinstance(stop, str):
-            stop = log.offsets.log_start_offset if stop == "earliest" else None
+        stop = record_arguments.stop_of(log, arguments)
         first = start_offset(log, arguments.start, arguments.isolation)
         end = max(first, stop_offset(log, stop, arguments.isolation))
         names = column_names(columns)
@@ -116,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
             progress(f"export {output.name}", end - first) as bar,
         ):
             records = write(Export(log, range(first, end), names, arguments.isolation, bar), file)
-    print(f"logstore: {records} records in {output}", file=sys.stderr)
+    print(f"logstore: {counted(records, 'record')} in {output}", file=sys.stderr)
     return 0
 
 

@@ -8,11 +8,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from pathlib import Path
 
 import logstore
-from logstore.checkpoint import topic_partition_of
-from logstore.cli import record_text, times
+from logstore.cli import record_arguments, times
 from logstore.record import Record
 
 EXAMPLE = """\
@@ -39,46 +37,21 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    position = "OFFSET|earliest|latest|ISO-8601|2h"
-    parser.add_argument("directory", type=Path, help="a partition directory, such as data/orders-0")
+    record_arguments.add_directory(parser)
+    record_arguments.add_start(parser)
+    record_arguments.add_stop(parser)
+    record_arguments.add_limit(parser, "at most N records")
     parser.add_argument(
-        "--from", dest="start", metavar=position, type=times.parse_position, default="earliest",
-        help="first record (default: earliest); a time without zone is local",
-    )  # fmt: skip
-    parser.add_argument(
-        "--to", dest="stop", metavar=position, type=times.parse_position,
-        help="end, exclusive (default: the log end)",
-    )  # fmt: skip
-    parser.add_argument("-n", dest="limit", metavar="N", type=_count, help="at most N records")
-    parser.add_argument("--tail", type=_count, metavar="N", help="only the last N records")
-    parser.add_argument("--key", help="only records with this key")
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument(
-        "-f", dest="format", metavar="FORMAT", help=r"how to print a record (default: '%%v\n')"
+        "--tail", type=record_arguments.count, metavar="N", help="only the last N records"
     )
-    output.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument(
-        "--isolation", choices=["read_committed", "read_uncommitted"], default="read_committed",
-        help="whether records of aborted and open transactions are shown (default: read_committed)",
-    )  # fmt: skip
+    record_arguments.add_key(parser)
+    record_arguments.add_output(parser)
+    record_arguments.add_isolation(parser)
     parser.set_defaults(run=_run)
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        message = f"{text} is negative"
-        raise argparse.ArgumentTypeError(message)
-    return count
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    topic, partition = topic_partition_of(arguments.directory.resolve().name) or ("", 0)
-    line: record_text.Piece = record_text.json_line
-    if not arguments.json:
-        line = record_text.compile_format(
-            arguments.format or "%v\\n", topic, partition, escape=sys.stdout.isatty()
-        )
+    line = record_arguments.line_of(arguments)
     output = sys.stdout.buffer
     with logstore.open(arguments.directory, mode="r") as log:
         records = iter(_selected(log, arguments))
@@ -90,10 +63,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _selected(log: logstore.Log, arguments: argparse.Namespace) -> Iterable[Record]:
     """Return the records that the arguments ask for, lazily unless the last ones are wanted."""
-    stop = arguments.stop
-    if isinstance(stop, str):
-        stop = log.offsets.log_start_offset if stop == "earliest" else None
-    key = None if arguments.key is None else arguments.key.encode("utf-8", "surrogateescape")
+    stop = record_arguments.stop_of(log, arguments)
+    key = record_arguments.key_of(arguments)
 
     def read(start: times.Position) -> Iterable[Record]:
         limit = arguments.limit if key is None and arguments.tail is None else None
