@@ -150,7 +150,7 @@ def start_offset(log: ReadableLog, start: Start, isolation: Isolation) -> int:
     first, end = log.log_start_offset, log.reading_end("log_end")
     if not first <= start <= end:
         raise OffsetOutOfRangeError(
-            f"offset {start} is outside [{first}, {end}]; read from 'earliest' or 'latest'",
+            f"offset {start} is not in the log, [{first}, {end}); read from 'earliest' or 'latest'",
             log_start_offset=first,
             log_end_offset=end,
             offset=start,
@@ -494,6 +494,10 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         stop = min(max(end_offset, self._next), self._stop)
         skipped = SkippedRange(self._next, stop, segment.log_path, position, error.message)
         self._next = stop
+        if skipped.start == stop:
+            message = "%s: damage at position %d, where no offset is missing: %s"
+            logger.warning(message, skipped.path, position, skipped.reason)
+            return
         self.skipped.append(skipped)
         logger.warning(
             "%s: skipped offsets %d to %d because of damage at position %d: %s",

@@ -54,7 +54,7 @@ def read_one(log: ReadableLog, offset: int, isolation: Isolation) -> Record:
     first, end = log.log_start_offset, log.reading_end(isolation)
     if not first <= offset < end:
         raise OffsetOutOfRangeError(
-            f"offset {offset} is outside [{first}, {end}); use first(), last() or read()",
+            f"offset {offset} is not in the log, [{first}, {end}); use first(), last() or read()",
             log_start_offset=first,
             log_end_offset=end,
             offset=offset,

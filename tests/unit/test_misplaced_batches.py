@@ -106,3 +106,21 @@ def test_a_damaged_batch_is_no_gap(path, batch):
         records = log.read(wanted, on_corrupt="skip")
         assert list(range(end, 90)) == [record.offset for record in records]
         assert [(wanted, end)] == [(each.start, each.stop) for each in records.skipped]
+
+
+def test_damage_that_has_no_offsets_is_no_skipped_range(path, caplog):
+    """Bytes between two whole batches: a warning, nothing is left out."""
+    with logstore.open(path, "r") as log:
+        _, second, third = list(log.segments[0].headers())[:3]
+        log_path = log.segments[0].log_path
+    with open(log_path, "r+b") as file:
+        data = file.read()
+        extra = bytearray(data[second.position : third.position])
+        extra[16] = 9  # Its magic.
+        file.seek(0)
+        file.write(data[: third.position] + extra + data[third.position :])
+    with logstore.open(path, "r") as log:
+        records = log.read(stop=30, on_corrupt="skip")
+        assert list(range(30)) == [record.offset for record in records]
+        assert [] == records.skipped
+    assert "no offset is missing" in caplog.text
