@@ -229,7 +229,7 @@ class TestUsage:
             (["out.unknown"], "say --format"),
             (["out.parquet", "--columns", "offset,nothing"], "there is no column 'nothing'"),
             (["out.jsonl", "--columns", "offset,offset"], "selected twice"),
-            (["out.parquet", "--from", "99"], "outside"),
+            (["out.parquet", "--from", "99"], "is not in the log"),
         ],
     )
     def test_wrong(self, log_path, options, message, capsys):
