@@ -10,7 +10,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from logstore.cli.append import _csv_parser, _json_parser
-from logstore.cli.record_text import compile_format, from_json, json_line, record_line, show
+from logstore.cli.record_text import (
+    compile_format,
+    encoded,
+    from_json,
+    json_line,
+    json_of,
+    record_line,
+    show,
+)
 from logstore.cli.times import format_timestamp, parse_position
 from logstore.record import Record
 
@@ -110,6 +118,19 @@ class TestFormats:
         assert b"\\x9b" == show("\x9b".encode(), escape=True)
 
 
+def as_field(name, data):
+    """Return a name and what JSON holds for these bytes."""
+    try:
+        return name, None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return f"{name}_base64", base64.b64encode(data).decode()
+
+
+def as_line(fields):
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
 class TestJson:
     @pytest.mark.parametrize(
         "record",
@@ -132,6 +153,29 @@ class TestJson:
             found.timestamp,
             found.headers,
         )
+
+    def test_is_what_json_makes_of_the_fields(self):
+        """Lines are put together by hand; they are those of the json module, byte for byte."""
+        for record in (
+            RECORD,
+            Record(1, 2, None, None),
+            Record(-1, -2, b"", '"\\\x00\x1f\x7f/\u2028ä'.encode(), (("ä", b"\x80"), ("", b""))),
+            Record(3, 5, b"\xff", b"text", (), 1, 4),
+        ):
+            fields = {"offset": record.offset, "timestamp": record.timestamp}
+            fields |= dict([as_field("key", record.key), as_field("value", record.value)])
+            if record.headers:
+                fields["headers"] = [
+                    dict([("name", name), as_field("value", value)])
+                    for name, value in record.headers
+                ]
+            assert as_line(fields) == json_line(record)
+            more = {"leader_epoch": record.leader_epoch, "topic": 't"', "partition": 3}
+            more |= {"timestamp_type": record.timestamp_type}
+            more |= fields
+            names = [name.removesuffix("_base64") for name in more]
+            assert as_line(more) == encoded(json_of(names, 't"', 3)(record))
+        assert "{}\n" == json_of(["headers"], "t", 0)(Record(1, 2, None, None))
 
     def test_text_and_bytes(self):
         """Valid UTF-8 is text, the rest base64."""

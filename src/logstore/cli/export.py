@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -203,15 +204,11 @@ class Export:
 
     def records(self) -> Iterator[list[Record]]:
         """Yield lists of records."""
-        block: list[Record] = []
         first, end = self._offsets.start, self._offsets.stop
-        for record in self.log.read(first, end, isolation=self._isolation):
-            block.append(record)
-            if len(block) == WRITTEN_LINES:
-                yield block
-                self._bar.advance(len(block))
-                block = []
-        yield block
+        records = self.log.read(first, end, isolation=self._isolation)
+        while block := list(islice(records, WRITTEN_LINES)):
+            yield block
+            self._bar.advance(len(block))
 
 
 def _write_parquet(export: Export, file: IO[bytes]) -> int:
@@ -239,32 +236,17 @@ def _write_jsonl(export: Export, file: IO[bytes]) -> int:
     line = _json_line(export)
     rows = 0
     for block in export.records():
-        file.write(b"".join(map(line, block)))
+        file.write(record_text.encoded("".join(map(line, block))))
         rows += len(block)
     return rows
 
 
-def _json_line(export: Export) -> Callable[[Record], bytes]:
+def _json_line(export: Export) -> Callable[[Record], str]:
     """Return what makes a line: that of ``read --json``, or with the selected fields only."""
-    names = export.names
-    if names == DEFAULT_COLUMNS:
-        return record_text.json_line
+    if export.names == DEFAULT_COLUMNS:
+        return record_text.json_text
     topic, partition = topic_partition_of(Path(export.log.directory).resolve().name) or ("", 0)
-
-    def line(record: Record) -> bytes:
-        fields = record_text.to_json(record)
-        fields |= {"topic": topic, "partition": partition}
-        fields |= {"timestamp_type": record.timestamp_type, "leader_epoch": record.leader_epoch}
-        chosen = {
-            each: fields[each]
-            for name in names
-            for each in (name, f"{name}_base64")
-            if each in fields
-        }
-        text = json.dumps(chosen, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "backslashreplace") + b"\n"
-
-    return line
+    return record_text.json_of(export.names, topic, partition)
 
 
 def _write_csv(export: Export, file: IO[bytes]) -> int:
@@ -294,6 +276,8 @@ TEXTS: Final = ("key", "value", "headers")
 def _as_text(pa: Any, batch: Any, name: str) -> Any:
     column = batch[name]
     if name == "headers":
+        if len(column.flatten()) == 0:
+            return pa.nulls(len(column), pa.string())
         return pa.array((_headers_text(each) for each in column.to_pylist()), pa.string())
     try:
         return column.cast(pa.string())
