@@ -108,47 +108,99 @@ def open_log(
             f"{directory} is a file; give the directory of a log", errno.ENOTDIR, path=directory
         )
     if mode == "r":
-        log = _open_for_reading(directory, settings, files, clock, scheduler)
-    else:
-        if mode == "x" and _holds_log(directory, files):
-            raise LogExistsError(
-                f"there is a log in {directory}; open it with mode 'a', or choose another path",
-                path=directory,
-            )
-        make_directory(directory, files)
-        state = PartitionState.for_writing(
-            directory, files=files, clock=clock, lock_timeout=lock_timeout
+        return view_log(directory, settings, files=files, clock=clock, scheduler=scheduler)
+    if mode == "x" and _holds_log(directory, files):
+        raise LogExistsError(
+            f"there is a log in {directory}; open it with mode 'a', or choose another path",
+            path=directory,
         )
-        try:
-            log = Log.create(
-                directory,
-                settings,
-                log_start_offset=state.log_start_offset,
-                recovery_point=state.recovery_point,
-                had_clean_shutdown=state.had_clean_shutdown,
-                clock=clock,
-                scheduler=scheduler,
-                files=files,
-                high_watermark=high_watermark,
-                high_watermark_offset=state.high_watermark,
-                checkpoints=state,
+    make_directory(directory, files)
+    state = PartitionState.for_writing(
+        directory, files=files, clock=clock, lock_timeout=lock_timeout
+    )
+    return load_log(
+        directory,
+        settings,
+        state,
+        high_watermark=high_watermark,
+        files=files,
+        clock=clock,
+        scheduler=scheduler,
+        live_offsets=live_offsets,
+    )
+
+
+def load_log(
+    directory: str,
+    config: LogConfig,
+    state: PartitionState,
+    *,
+    high_watermark: HighWatermarkMode = "log_end",
+    topic_id: str | None = None,
+    files: Files = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    scheduler: Scheduler | None = None,
+    live_offsets: bool | None = None,
+) -> Log:
+    """
+    Return the log in a directory that this process may write in, recovered if it has to be.
+
+    Args:
+        directory: The log's; absolute.
+        config: Its settings.
+        state: What it keeps outside its segments; closed with the log, or if the load fails.
+        high_watermark: As for :func:`open`.
+        topic_id: Expected, or given to a directory without one.
+        files: The door to the file system.
+        clock: What time it is.
+        scheduler: Runs background work; None: a thread of its own.
+        live_offsets: As for :func:`open_log`.
+    """
+    try:
+        log = Log.create(
+            directory,
+            config,
+            log_start_offset=state.log_start_offset,
+            recovery_point=state.recovery_point,
+            had_clean_shutdown=state.had_clean_shutdown,
+            clock=clock,
+            scheduler=scheduler,
+            files=files,
+            topic_id=topic_id,
+            high_watermark=high_watermark,
+            high_watermark_offset=state.high_watermark,
+            checkpoints=state,
+        )
+    except BaseException:
+        state.close(clean=False)
+        raise
+    if state.recovery_point > log.recovery_point:
+        # What it spoke of is gone. Nothing may come in its place before it says so.
+        if state.recovery_point > log.log_end_offset:
+            logger.warning(
+                "%s: everything below offset %d was on the device, but the log ends at %d:"
+                " records are lost, and others get their offsets",
+                log.directory,
+                state.recovery_point,
+                log.log_end_offset,
             )
-        except BaseException:
-            state.close(clean=False)
-            raise
-        if state.recovery_point > log.recovery_point:
-            # What it spoke of is gone. Nothing may come in its place before it says so.
-            if state.recovery_point > log.log_end_offset:
-                logger.warning(
-                    "%s: everything below offset %d was on the device, but the log ends at %d:"
-                    " records are lost, and others get their offsets",
-                    log.directory,
-                    state.recovery_point,
-                    log.log_end_offset,
-                )
-            state.write_recovery_point(log.recovery_point)
-        if live_offsets or (live_offsets is None and files is REAL_FILES):
-            log.show_live_offsets(state.writer_epoch)
+        state.write_recovery_point(log.recovery_point)
+    if live_offsets or (live_offsets is None and files is REAL_FILES):
+        log.show_live_offsets(state.writer_epoch)
+    _open_logs.add(log)
+    return log
+
+
+def view_log(
+    directory: str,
+    config: LogConfig,
+    *,
+    files: Files = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    scheduler: Scheduler | None = None,
+) -> Log:
+    """Return the log in a directory for reading; see :func:`open_log`."""
+    log = _open_for_reading(directory, config, files, clock, scheduler)
     _open_logs.add(log)
     return log
 

@@ -1,33 +1,25 @@
 """
-What a log keeps outside its segments: the writer's lock, the clean marker and three checkpoints.
-
-=================================  =============================================================
-``.lock``                          record lock of the writer; who it is, for error messages
-``.kafka_cleanshutdown``           exists between a clean close and the next open for writing
-``recovery-point-offset-checkpoint``  below it everything is on the device
-``log-start-offset-checkpoint``    the first offset that may be read
-``replication-offset-checkpoint``  the high watermark
-=================================  =============================================================
+What one log keeps outside its segments: the writer's lock, the clean marker and its offsets.
 
 A stand-alone log has them in its own directory, where Kafka ignores them. If its parent is a log
 directory (``meta.properties``, ``.lock`` or a checkpoint is there), they are the parent's, so that
-a broker and a logstore exclude each other and find each other's state. Then the marker speaks for
-all logs there: it is put back only if it was there before, and every log was closed cleanly since.
+a broker, a store and a log that is opened by itself exclude each other and find each other's state.
+
+A log that stood alone before its parent became a log directory is *taken over* when it is next
+opened for writing: what is in its own directory is moved into the parent's.
 
 Source: Kafka ``LogManager``; spec 2.3, 2.6, 2.7; DESIGN.md D3.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from logstore.checkpoint import (
-    CLEANER_CHECKPOINT,
+    CLEAN_SHUTDOWN,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -38,36 +30,26 @@ from logstore.checkpoint import (
     topic_partition_of,
 )
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.errors import (
-    ClosedError,
-    ConfigError,
-    CorruptCheckpointError,
-    DiskFullError,
-    StorageError,
-)
+from logstore.errors import ClosedError, ConfigError, DiskFullError, StorageError
 from logstore.files import REAL_FILES, Files
-from logstore.writer_lock import LOCK_FILE, WriterLock, locked_error
+from logstore.log_directory import (
+    CHECKPOINTS,
+    LogDirectory,
+    enter_for_log,
+    is_log_directory,
+    read_offsets,
+)
+from logstore.writer_lock import LOCK_FILE, WriterLock
 
 logger = logging.getLogger(__name__)
 
-META_PROPERTIES: Final = "meta.properties"
-CHECKPOINTS: Final = (
-    RECOVERY_POINT_CHECKPOINT,
-    LOG_START_CHECKPOINT,
-    HIGH_WATERMARK_CHECKPOINT,
-)
-LOG_DIRECTORY_FILES: Final = (META_PROPERTIES, LOCK_FILE, *CHECKPOINTS, CLEANER_CHECKPOINT)
+OWN_FILES: Final = (*CHECKPOINTS, CLEAN_SHUTDOWN, LOCK_FILE)
 
 # How often the offsets of a log that is written are recorded, unless something asks for it.
 WRITE_INTERVAL_SECONDS: Final = 5.0
 
 # What a directory that is not called like a partition has in its own checkpoints.
 UNNAMED: Final = TopicPartition("log", 0)
-
-
-def is_log_directory(path: str, files: Files = REAL_FILES) -> bool:
-    """Return whether a directory holds the state of the partitions in it, as a broker's does."""
-    return any(files.exists(os.path.join(path, name)) for name in LOG_DIRECTORY_FILES)
 
 
 def state_path_of(log_path: str, files: Files = REAL_FILES) -> str:
@@ -95,188 +77,36 @@ class Offsets(Protocol):
         ...
 
 
-class StateDirectory:
-    """
-    The directory that holds state: a log's own, or the log directory that it is in.
+class _ReadDirectory:
+    """What is in a directory that somebody else may be writing in."""
 
-    Open for writing it holds the lock and has taken the clean marker away. One object of a process
-    serves all logs of one log directory.
+    __slots__ = ("_is_alone", "files", "had_clean_shutdown", "path")
 
-    **Thread rule**: any thread.
-    """
+    is_held: Final = False
+    writer_epoch: Final = 0
 
-    __slots__ = (
-        "__weakref__",
-        "_checkpoints",
-        "_clean_marker",
-        "_files",
-        "_guard",
-        "_is_all_clean",
-        "_lock",
-        "_marker",
-        "_users",
-        "had_clean_shutdown",
-        "is_gone",
-        "path",
-    )
-
-    def __init__(self, path: str, files: Files, lock: WriterLock | None) -> None:
+    def __init__(self, path: str, files: Files, *, is_alone: bool) -> None:
         self.path = path
-        self.is_gone = False  # Nothing is marked in a directory that was deleted.
-        self._files = files
-        self._lock = lock
-        self._guard = threading.Lock()
-        self._users: set[TopicPartition] = set()
-        self._is_all_clean = True
-        self._checkpoints = {
-            name: OffsetCheckpointFile(os.path.join(path, name), files=files)
-            for name in CHECKPOINTS
-        }
-        self._marker = CleanShutdownFile(path, files=files)
-        self.had_clean_shutdown: Final = self._marker.exists()
-        self._clean_marker = b""
-        if lock is not None and self.had_clean_shutdown:
-            # Before anything else: a crash while the log is loaded is an unclean end.
-            self._clean_marker = files.read_file(self._marker.path)
-            self._marker.delete()
-
-    @property
-    def writer_epoch(self) -> int:
-        """The number of writers there have been; 0 for a reader."""
-        return 0 if self._lock is None else self._lock.epoch
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process is the writer here."""
-        return self._lock is not None and self._lock.is_held
+        self.files: Final = files
+        self.had_clean_shutdown: Final = CleanShutdownFile(path, files=files).exists()
+        self._is_alone: Final = is_alone
 
     def offset(self, checkpoint: str, topic_partition: TopicPartition) -> int | None:
-        """
-        Return what a checkpoint says of a partition, None if nothing.
+        """Return what a checkpoint says of a partition, None if nothing."""
+        path = os.path.join(self.path, checkpoint)
+        offsets = read_offsets(OffsetCheckpointFile(path, files=self.files))
+        return (
+            _own_offset(offsets, topic_partition)
+            if self._is_alone
+            else offsets.get(topic_partition)
+        )
 
-        One that cannot be read says nothing: that only makes a recovery longer.
-        """
-        try:
-            offsets = self._checkpoints[checkpoint].read()
-        except (StorageError, ValueError) as error:
-            logger.warning("%s/%s is taken for empty: %s", self.path, checkpoint, error)
-            return None
+
+def _own_offset(offsets: dict[TopicPartition, int], topic_partition: TopicPartition) -> int | None:
+    """Return a log's offset in a checkpoint of its own: the only one, if it was renamed."""
+    if topic_partition in offsets or len(offsets) != 1:
         return offsets.get(topic_partition)
-
-    def only_offset(self, checkpoint: str) -> int | None:
-        """Return the offset of a checkpoint that has one entry: the directory was renamed."""
-        try:
-            offsets = list(self._checkpoints[checkpoint].read().values())
-        except (StorageError, ValueError):
-            return None
-        return offsets[0] if len(offsets) == 1 else None
-
-    def write(
-        self, checkpoint: str, topic_partition: TopicPartition, offset: int, *, alone: bool
-    ) -> None:
-        """
-        Set a partition's offset in a checkpoint, and keep those of the others.
-
-        **Durability**: on return it survives a power loss. ``alone``: nobody else has entries here.
-        """
-        with self._guard:
-            if not self.is_held:
-                raise ClosedError(f"the state in {self.path} is closed; open the log again")
-            file = self._checkpoints[checkpoint]
-            offsets: dict[TopicPartition, int] = {}
-            if not alone:
-                with contextlib.suppress(StorageError, ValueError):
-                    offsets.update(file.read())
-            offsets[topic_partition] = offset
-            file.write(offsets)
-
-    def forget(self, topic_partition: TopicPartition) -> None:
-        """Remove a partition from the checkpoints; durable on return."""
-        with self._guard:
-            for file in self._checkpoints.values():
-                with contextlib.suppress(CorruptCheckpointError):
-                    offsets = dict(file.read())
-                    if offsets.pop(topic_partition, None) is not None:
-                        file.write(offsets)
-
-    def update_path(self, path: str) -> None:
-        """Learn that the directory was renamed."""
-        with self._guard:
-            self.path = path
-            for name, file in self._checkpoints.items():
-                file.update_path(os.path.join(path, name))
-            self._marker = CleanShutdownFile(path, files=self._files)
-            if self._lock is not None:
-                self._lock.path = os.path.join(path, LOCK_FILE)
-
-    def rename_user(self, old: TopicPartition, new: TopicPartition) -> None:
-        """Learn that one of the logs here has another name."""
-        with self._guard:
-            self._users.discard(old)
-            self._users.add(new)
-
-    def forget_checkpoint(self, checkpoint: str) -> None:
-        """Remove a checkpoint: the recovery reads more, and that needs no space on the disk."""
-        self._files.unlink(os.path.join(self.path, checkpoint), missing_ok=True)
-        self._files.fsync_directory(self.path)
-
-    def enter(self, topic_partition: TopicPartition) -> None:
-        """
-        Let one more log have its state here.
-
-        Raises:
-            LockedError: This process has it open already.
-        """
-        with self._guard:
-            if topic_partition in self._users:
-                raise locked_error(os.path.join(self.path, LOCK_FILE), self._files)
-            self._users.add(topic_partition)
-
-    def leave(self, topic_partition: TopicPartition, *, clean: bool) -> None:
-        """Let go of one; the last one puts the clean marker in place and releases the lock."""
-        with self._guard:
-            self._users.discard(topic_partition)
-            self._is_all_clean = self._is_all_clean and clean
-            if self._users:
-                return
-            _shared.pop(self.path, None)
-            lock = self._lock
-            if lock is None or not lock.is_held:
-                return
-            try:
-                if self._is_all_clean and not self.is_gone:
-                    self._mark_clean()
-            finally:
-                lock.release()
-
-    def _mark_clean(self) -> None:
-        """Put the marker back as it was: it speaks for logs that were not opened here, too."""
-        if self.had_clean_shutdown:
-            self._files.replace_file(self._marker.path, self._clean_marker)
-
-
-class _OwnDirectory(StateDirectory):
-    """The state of a stand-alone log: the marker speaks for this log alone."""
-
-    __slots__ = ()
-
-    def _mark_clean(self) -> None:
-        self._marker.write()
-
-
-# Log directories that this process writes in, by path: each is locked once.
-_shared: dict[str, StateDirectory] = {}
-_shared_guard = threading.Lock()
-
-
-def _forget_shared() -> None:
-    global _shared_guard  # noqa: PLW0603  Another thread may have held it when this one forked.
-    _shared_guard = threading.Lock()
-    _shared.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_shared)
+    return next(iter(offsets.values()))
 
 
 class PartitionState:
@@ -304,12 +134,23 @@ class PartitionState:
 
     def __init__(
         self,
-        directory: StateDirectory,
+        directory: LogDirectory | _ReadDirectory,
         topic_partition: TopicPartition,
         *,
-        is_alone: bool,
+        is_alone: bool = False,
+        had_clean_shutdown: bool | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """
+        Take the state of a log whose directory was entered for it.
+
+        Args:
+            directory: Where it is.
+            topic_partition: The log's name there.
+            is_alone: Nobody else has entries there.
+            had_clean_shutdown: Of this log; None: as the directory's marker says.
+            clock: What time it is.
+        """
         self._directory = directory
         self._clock = clock
         self._written_at = clock.monotonic()
@@ -317,8 +158,9 @@ class PartitionState:
         self._is_left = False
         self._written: dict[str, int] = {}
         self.topic_partition = topic_partition
-        self.had_clean_shutdown: Final = directory.had_clean_shutdown
-        directory.enter(topic_partition)
+        self.had_clean_shutdown: Final = (
+            directory.had_clean_shutdown if had_clean_shutdown is None else had_clean_shutdown
+        )
 
     @classmethod
     def for_writing(
@@ -338,25 +180,46 @@ class PartitionState:
         """
         parent, name = os.path.split(os.path.realpath(log_path))
         if not is_log_directory(parent, files):
-            lock = WriterLock(log_path, files=files, clock=clock, timeout_seconds=lock_timeout)
-            try:
-                own = _OwnDirectory(log_path, files, lock)
-                return cls(own, _own_name(name), is_alone=True, clock=clock)
-            except BaseException:
-                lock.release()
-                raise
+            own = LogDirectory.lock(log_path, files=files, clock=clock, lock_timeout=lock_timeout)
+            topic_partition = _own_name(name)
+            own.enter(topic_partition)
+            if not is_log_directory(parent, files):  # Else a store has taken it over just now.
+                own.is_loaded = True  # Its marker speaks for this log alone.
+                _keep_own_entry(own, topic_partition)
+                return cls(own, topic_partition, is_alone=True, clock=clock)
+            own.leave(topic_partition, clean=False)
         topic_partition = _name_in_log_directory(name, parent)
-        with _shared_guard:
-            shared = _shared.get(parent)
-            if shared is None or not shared.is_held:
-                lock = WriterLock(parent, files=files, clock=clock, timeout_seconds=lock_timeout)
-                try:
-                    shared = StateDirectory(parent, files, lock)
-                except BaseException:
-                    lock.release()
-                    raise
-                _shared[parent] = shared
-            return cls(shared, topic_partition, is_alone=False, clock=clock)
+        directory = enter_for_log(
+            parent, topic_partition, files=files, clock=clock, lock_timeout=lock_timeout
+        )
+        return cls.in_log_directory(log_path, directory, topic_partition, clock=clock)
+
+    @classmethod
+    def in_log_directory(
+        cls,
+        log_path: str,
+        directory: LogDirectory,
+        topic_partition: TopicPartition,
+        *,
+        had_clean_shutdown: bool | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> PartitionState:
+        """
+        Return the state of a log in a log directory that was entered for it.
+
+        If the log stood alone before, it is taken over. The directory is left if that fails.
+
+        Raises:
+            LockedError: Somebody has the log open, who does not know of the log directory.
+        """
+        try:
+            was_clean = take_over(log_path, directory, topic_partition, clock=clock)
+        except BaseException:
+            directory.leave(topic_partition, clean=False)
+            raise
+        if was_clean is None:
+            was_clean = had_clean_shutdown
+        return cls(directory, topic_partition, had_clean_shutdown=was_clean, clock=clock)
 
     @classmethod
     def for_reading(cls, log_path: str, *, files: Files = REAL_FILES) -> PartitionState:
@@ -370,7 +233,8 @@ class PartitionState:
         parent, name = os.path.split(os.path.realpath(log_path))
         is_alone = not is_log_directory(parent, files)
         state_path = log_path if is_alone else parent
-        return cls(StateDirectory(state_path, files, None), _own_name(name), is_alone=is_alone)
+        directory = _ReadDirectory(state_path, files, is_alone=is_alone)
+        return cls(directory, _own_name(name), is_alone=is_alone)
 
     @property
     def path(self) -> str:
@@ -398,10 +262,7 @@ class PartitionState:
         return self._read(HIGH_WATERMARK_CHECKPOINT)
 
     def _read(self, checkpoint: str) -> int:
-        offset = self._directory.offset(checkpoint, self.topic_partition)
-        if offset is None and self._is_alone:
-            offset = self._directory.only_offset(checkpoint)
-        return max(0, offset or 0)
+        return max(0, self._directory.offset(checkpoint, self.topic_partition) or 0)
 
     def write(self, offsets: Offsets) -> None:
         """
@@ -410,7 +271,7 @@ class PartitionState:
         The recovery point comes first if it goes down, and last if it goes up: at no moment do the
         files promise more than there is.
         """
-        is_lower = offsets.recovery_point < self._written.get(RECOVERY_POINT_CHECKPOINT, 1 << 63)
+        is_lower = offsets.recovery_point < self.recovery_point
         if is_lower:
             self.write_recovery_point(offsets.recovery_point)
         self.write_log_start_offset(offsets.log_start_offset)
@@ -418,12 +279,28 @@ class PartitionState:
         if not is_lower:
             self.write_recovery_point(offsets.recovery_point)
 
+    def write_at_close(self, offsets: Offsets) -> None:
+        """
+        Record the offsets of a log that is closed: durable on return.
+
+        If a store is closing all of its logs, they are durable before it says that it is clean.
+        """
+        directory = self._writer()
+        if directory.is_closing:
+            self._note(offsets)
+        else:
+            self.write(offsets)
+
     def maybe_write(self, offsets: Callable[[], Offsets]) -> None:
         """
         Record the offsets if that was not done for a while; failures wait for the next time.
 
-        Keeps recovery short: what was flushed since the last time would be read again.
+        Keeps recovery short: what was flushed since the last time would be read again. In a store
+        they are only noted, and written with those of the other logs.
         """
+        if self._writer().writes_later:
+            self._note(offsets())
+            return
         now = self._clock.monotonic()
         if now - self._written_at < WRITE_INTERVAL_SECONDS:
             return
@@ -432,6 +309,16 @@ class PartitionState:
             self.write(offsets())
         except StorageError as error:
             logger.warning("%s: the offsets were not checkpointed: %s", self.path, error)
+
+    def _note(self, offsets: Offsets) -> None:
+        """Let the next write of the checkpoints have these offsets."""
+        directory = self._writer()
+        for checkpoint, offset in (
+            (LOG_START_CHECKPOINT, offsets.log_start_offset),
+            (HIGH_WATERMARK_CHECKPOINT, offsets.high_watermark),
+            (RECOVERY_POINT_CHECKPOINT, offsets.recovery_point),
+        ):
+            directory.note(checkpoint, self.topic_partition, offset)
 
     def write_recovery_point(self, offset: int) -> None:
         """
@@ -443,7 +330,7 @@ class PartitionState:
         try:
             self._write(RECOVERY_POINT_CHECKPOINT, offset)
         except DiskFullError:
-            self._directory.forget_checkpoint(RECOVERY_POINT_CHECKPOINT)
+            self._writer().forget_checkpoint(RECOVERY_POINT_CHECKPOINT)
 
     def write_log_start_offset(self, offset: int) -> None:
         """Record the log start; durable on return."""
@@ -455,33 +342,35 @@ class PartitionState:
 
     def _write(self, checkpoint: str, offset: int) -> None:
         assert offset >= 0
-        if self._written.get(checkpoint) == offset:
-            return
-        self._written.pop(checkpoint, None)
-        self._directory.write(checkpoint, self.topic_partition, offset, alone=self._is_alone)
-        self._written[checkpoint] = offset
+        self._writer().write(checkpoint, self.topic_partition, offset)
+
+    def _writer(self) -> LogDirectory:
+        """Return the directory that this process writes in."""
+        directory = self._directory
+        if self._is_left or not isinstance(directory, LogDirectory):
+            raise ClosedError(f"the state in {self.path} is closed; open the log again")
+        return directory
 
     def update_directory(self, directory: str) -> None:
         """Learn that the log's directory was renamed; durable on return."""
+        state = self._writer()
         topic_partition = _own_name(os.path.basename(directory))
         if self._is_alone:
-            self._directory.update_path(directory)
-            self.topic_partition = topic_partition
-            return
-        offsets = [(name, self._read(name)) for name in CHECKPOINTS]
-        self._directory.forget(self.topic_partition)
-        self._directory.rename_user(self.topic_partition, topic_partition)
+            state.update_path(directory)
+        state.rename_user(self.topic_partition, topic_partition)
+        for name in CHECKPOINTS:
+            offset = state.offset(name, self.topic_partition)
+            state.note(name, self.topic_partition, None)
+            state.note(name, topic_partition, offset)
         self.topic_partition = topic_partition
-        self._written.clear()
-        for name, offset in offsets:
-            self._write(name, offset)
+        state.write_checkpoints()
 
     def forget(self) -> None:
         """Drop what is known of the log: its directory was deleted."""
         if self._is_alone:
-            self._directory.is_gone = True
+            self._writer().is_gone = True
         else:
-            self._directory.forget(self.topic_partition)
+            self._writer().forget([self.topic_partition])
 
     def close(self, *, clean: bool) -> None:
         """
@@ -492,7 +381,8 @@ class PartitionState:
         """
         if not self._is_left:
             self._is_left = True
-            self._directory.leave(self.topic_partition, clean=clean)
+            if isinstance(self._directory, LogDirectory):
+                self._directory.leave(self.topic_partition, clean=clean)
 
     @property
     def is_held(self) -> bool:
@@ -523,3 +413,62 @@ def _name_in_log_directory(name: str, parent: str) -> TopicPartition:
         )
         raise ConfigError([problem], path=os.path.join(parent, name))
     return found
+
+
+# ---- logs that stood alone -----------------------------------------------------------------------
+
+
+def _keep_own_entry(directory: LogDirectory, topic_partition: TopicPartition) -> None:
+    """Let a log's own checkpoints speak of it by the name that it has now."""
+    for name in CHECKPOINTS:
+        directory.note(name, topic_partition, _own_offset(directory.offsets(name), topic_partition))
+    directory.keep_only(topic_partition.__eq__)
+
+
+def take_over(
+    log_path: str,
+    directory: LogDirectory,
+    topic_partition: TopicPartition,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> bool | None:
+    """
+    Move what a log kept while it stood alone into the log directory that it is in; durable.
+
+    Where both know of it, somebody wrote without knowing of the other: the lower recovery point and
+    the higher log start are taken, and the log was not closed cleanly.
+
+    Returns:
+        Whether it was closed cleanly; None: nothing of it is in its own directory.
+
+    Raises:
+        LockedError: Somebody has it open, and does not know of the log directory.
+    """
+    files = directory.files
+    if not any(files.exists(os.path.join(log_path, name)) for name in OWN_FILES):
+        return None
+    lock = WriterLock(log_path, files=files, clock=clock)
+    try:
+        marker = CleanShutdownFile(log_path, files=files)
+        was_clean = marker.exists()
+        if was_clean:
+            marker.delete()  # A crash while the log is loaded is an unclean end.
+        was_known = directory.offset(RECOVERY_POINT_CHECKPOINT, topic_partition) is not None
+        own = {
+            name: OffsetCheckpointFile(os.path.join(log_path, name), files=files)
+            for name in CHECKPOINTS
+        }
+        for name, file in own.items():
+            offset = max(0, _own_offset(read_offsets(file), topic_partition) or 0)
+            known = directory.offset(name, topic_partition)
+            if known is not None:
+                offset = max(offset, known) if name == LOG_START_CHECKPOINT else min(offset, known)
+            directory.note(name, topic_partition, offset)
+        directory.write_checkpoints(CHECKPOINTS)
+        for file in own.values():
+            file.delete()
+        files.unlink(lock.path, missing_ok=True)
+        files.fsync_directory(log_path)
+    finally:
+        lock.release()
+    return was_clean and not was_known

@@ -29,7 +29,8 @@ from logstore.checkpoint import (
 from logstore.errors import LogStoreError
 from logstore.file_dump import kind_of
 from logstore.inspection import Damage, reason_of
-from logstore.partition_state import META_PROPERTIES, PartitionState
+from logstore.log_directory import META_PROPERTIES
+from logstore.partition_state import PartitionState
 from logstore.producer_snapshot import read_snapshot
 from logstore.quarantined_offsets import QUARANTINE_SUFFIX
 

@@ -473,7 +473,7 @@ class UnifiedLog(AppendingPartition):
             for segment in self._local_log.segments:
                 segment.close()
             if self._checkpoints is not None:
-                self._checkpoints.write(offsets)
+                self._checkpoints.write_at_close(offsets)
             self._stop()
             return True
 

@@ -56,6 +56,10 @@ class Checkpoints(Protocol):
         """Make the offsets durable."""
         ...
 
+    def write_at_close(self, offsets: LogOffsets) -> None:
+        """Make the offsets durable before the log is marked clean."""
+        ...
+
     def maybe_write(self, offsets: Callable[[], LogOffsets]) -> None:
         """Ask for the offsets and make them durable if that was not done for a while."""
         ...

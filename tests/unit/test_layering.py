@@ -32,6 +32,7 @@ LAYERS = [
     {"index", "checkpoint", "live_offsets", "writer_lock"},
     {"coordinator_record"},
     {"group_metadata", "transaction_log"},
+    {"log_directory"},
     {"append_analysis", "entries", "file_records", "producer_snapshot", "segment_files"},
     {"given_records", "snapshot_files", "truncations", "watermarks"},
     {"arrow_buffers", "arrow_columns", "flushing", "waiter"},

@@ -14,7 +14,8 @@ from logstore.checkpoint import CleanShutdownFile, OffsetCheckpointFile
 from logstore.clock import ManualClock
 from logstore.errors import ClosedError, ConfigError, DiskFullError, LockedError
 from logstore.files import Files
-from logstore.partition_state import PartitionState, is_log_directory
+from logstore.log_directory import is_log_directory
+from logstore.partition_state import PartitionState
 from logstore.writer_lock import has_writer
 
 
@@ -121,12 +122,12 @@ class TestStandAlone:
         state.write(Offsets(7, 3, 9))
         files.is_full = True
         state.write_recovery_point(5)
-        assert (0, 3, 9) == read_all(state)
+        assert (0, 3, 9) == read_all(PartitionState.for_reading(log_path))
         with pytest.raises(DiskFullError):
             state.write_log_start_offset(4)
         files.is_full = False
         state.write_recovery_point(5)
-        assert (5, 3, 9) == read_all(state)
+        assert (5, 3, 9) == read_all(PartitionState.for_reading(log_path))
         state.close(clean=False)
 
     def test_closed(self, log_path):

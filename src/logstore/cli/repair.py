@@ -11,7 +11,7 @@ from pathlib import Path
 from logstore.cli.counted import counted
 from logstore.cli.progress import progress
 from logstore.inspection import find_partitions, segment_paths
-from logstore.partition_state import is_log_directory
+from logstore.log_directory import is_log_directory
 from logstore.repairing import Repair, repair_partition, repair_root
 from logstore.verification import verify_partition
 
