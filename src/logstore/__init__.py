@@ -19,6 +19,7 @@ if sys.platform == "win32":
 from logstore._native import Record
 from logstore.append_analysis import LogAppendInfo
 from logstore.arrow import Scan
+from logstore.checkpoint import TopicPartition
 from logstore.clock import Clock, ManualClock
 from logstore.compression import CompressionType
 from logstore.config import LogConfig
@@ -35,15 +36,18 @@ from logstore.errors import (
     InconsistentTopicIdError,
     IndexOffsetOverflowError,
     InvalidOffsetError,
+    InvalidPartitionsError,
     InvalidProducerEpochError,
     InvalidRecordError,
     InvalidTimestampError,
+    InvalidTopicError,
     InvalidTxnStateError,
     LockedError,
     LogExistsError,
     LogNotFoundError,
     LogStoreError,
     MissingExtraError,
+    OfflineError,
     OffsetGapError,
     OffsetOutOfRangeError,
     OffsetsOutOfOrderError,
@@ -55,8 +59,10 @@ from logstore.errors import (
     RecordTooLargeError,
     SegmentOffsetOverflowError,
     StorageError,
+    TopicExistsError,
     TransactionCoordinatorFencedError,
     UnexpectedAppendOffsetError,
+    UnknownTopicError,
     UnsupportedCompressionTypeError,
     UnsupportedForMessageFormatError,
 )
@@ -67,12 +73,17 @@ from logstore.file_records import (
     LogOffsetMetadata,
 )
 from logstore.given_records import Headers
+from logstore.loading_store import LoadProgress
 from logstore.log import Log
 from logstore.opening import open
 from logstore.producer_append import VerificationGuard
 from logstore.reader import AbortedTransactions, Isolation, RecordIterator, Start
 from logstore.record import RecordBatch, TimestampType
+from logstore.reporting import Report
 from logstore.segment import TimestampAndOffset
+from logstore.store import LogStore, open_store
+from logstore.store_config import StoreConfig
+from logstore.topic import Topic, TopicOffset
 from logstore.waiter import LogWaiter
 from logstore.watermarks import LogOffsets
 
@@ -95,11 +106,14 @@ __all__ = [
     "InconsistentTopicIdError",
     "IndexOffsetOverflowError",
     "InvalidOffsetError",
+    "InvalidPartitionsError",
     "InvalidProducerEpochError",
     "InvalidRecordError",
     "InvalidTimestampError",
+    "InvalidTopicError",
     "InvalidTxnStateError",
     "Isolation",
+    "LoadProgress",
     "LockedError",
     "Log",
     "LogAppendInfo",
@@ -108,10 +122,12 @@ __all__ = [
     "LogNotFoundError",
     "LogOffsetMetadata",
     "LogOffsets",
+    "LogStore",
     "LogStoreError",
     "LogWaiter",
     "ManualClock",
     "MissingExtraError",
+    "OfflineError",
     "OffsetGapError",
     "OffsetOutOfRangeError",
     "OffsetsOutOfOrderError",
@@ -124,17 +140,25 @@ __all__ = [
     "RecordBatchTooLargeError",
     "RecordIterator",
     "RecordTooLargeError",
+    "Report",
     "Scan",
     "SegmentOffsetOverflowError",
     "SkippedRange",
     "Start",
     "StorageError",
+    "StoreConfig",
     "TimestampAndOffset",
     "TimestampType",
+    "Topic",
+    "TopicExistsError",
+    "TopicOffset",
+    "TopicPartition",
     "TransactionCoordinatorFencedError",
     "UnexpectedAppendOffsetError",
+    "UnknownTopicError",
     "UnsupportedCompressionTypeError",
     "UnsupportedForMessageFormatError",
     "VerificationGuard",
     "open",
+    "open_store",
 ]

@@ -399,3 +399,47 @@ class MissingExtraError(LogStoreError, ImportError):
     def __init__(self, message: str, *, extra: str, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.extra = extra
+
+
+class UnknownTopicError(LogStoreError, KeyError):
+    """
+    The store has no such topic or partition.
+
+    Kafka error code 3 (UNKNOWN_TOPIC_OR_PARTITION).
+    """
+
+    code = "UNKNOWN_TOPIC_OR_PARTITION"
+    kafka_error_code = 3
+
+
+class TopicExistsError(LogStoreError, ValueError):
+    """There is a topic of this name. Kafka error code 36 (TOPIC_ALREADY_EXISTS)."""
+
+    code = "TOPIC_ALREADY_EXISTS"
+    kafka_error_code = 36
+
+
+class InvalidTopicError(LogStoreError, ValueError):
+    """
+    No topic can have this name.
+
+    Kafka error code 17 (INVALID_TOPIC_EXCEPTION).
+    """
+
+    code = "INVALID_TOPIC_EXCEPTION"
+    kafka_error_code = 17
+
+
+class InvalidPartitionsError(LogStoreError, ValueError):
+    """A topic cannot have this number of partitions. Kafka error code 37 (INVALID_PARTITIONS)."""
+
+    code = "INVALID_PARTITIONS"
+    kafka_error_code = 37
+
+
+class OfflineError(StorageError):
+    """
+    A partition is not served: its log directory has failed, or it could not be loaded.
+
+    Kafka error code 56 (KAFKA_STORAGE_ERROR). The others go on; ``__cause__`` says what happened.
+    """

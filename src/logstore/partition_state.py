@@ -116,6 +116,7 @@ class PartitionState:
     Attributes:
         topic_partition: The name that the checkpoints have for this log.
         had_clean_shutdown: Whether the last writer closed everything.
+        is_closed_cleanly: Whether this one did.
 
     **Thread rule**: any thread.
     """
@@ -126,9 +127,9 @@ class PartitionState:
         "_directory",
         "_is_alone",
         "_is_left",
-        "_written",
         "_written_at",
         "had_clean_shutdown",
+        "is_closed_cleanly",
         "topic_partition",
     )
 
@@ -156,7 +157,7 @@ class PartitionState:
         self._written_at = clock.monotonic()
         self._is_alone = is_alone
         self._is_left = False
-        self._written: dict[str, int] = {}
+        self.is_closed_cleanly = False
         self.topic_partition = topic_partition
         self.had_clean_shutdown: Final = (
             directory.had_clean_shutdown if had_clean_shutdown is None else had_clean_shutdown
@@ -381,6 +382,7 @@ class PartitionState:
         """
         if not self._is_left:
             self._is_left = True
+            self.is_closed_cleanly = clean
             if isinstance(self._directory, LogDirectory):
                 self._directory.leave(self.topic_partition, clean=clean)
 

@@ -550,17 +550,18 @@ class UnifiedLog(AppendingPartition):
             self.leader_epochs.clear()
             for segment in self._local_log.segments:
                 segment.delete_if_exists()
-            _delete_tree(self._directory, self._files)
+            delete_tree(self._directory, self._files)
             if self._checkpoints is not None:
                 self._checkpoints.forget()
         self._leave(is_clean=True)
 
 
-def _delete_tree(directory: str, files: Files) -> None:
+def delete_tree(directory: str, files: Files) -> None:
+    """Delete a directory with everything in it."""
     for name in files.listdir(directory):
         path = os.path.join(directory, name)
         if files.is_directory(path):
-            _delete_tree(path, files)
+            delete_tree(path, files)
         else:
             files.unlink(path, missing_ok=True)
     files.rmdir(directory)

@@ -1,0 +1,84 @@
+"""
+Which partition a record goes to, as Kafka's producers decide it.
+
+With a key: ``toPositive(murmur2(key)) % partitions``, so that a key's records stay in order and
+other producers agree. Without one: the same partition until ``batch.bytes`` have gone there, then
+another one by chance ("sticky"), which makes large batches.
+
+Source: Kafka ``BuiltInPartitioner``, ``Utils.murmur2``; KIP-480, KIP-794.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Final
+
+from logstore._native import Buffer
+
+_M: Final = 0x5BD1E995
+_SEED: Final = 0x9747B28C
+_MASK: Final = 0xFFFFFFFF
+INT_MAX: Final = 0x7FFFFFFF
+
+
+def murmur2(data: Buffer) -> int:
+    """
+    Return the murmur2 hash of some bytes, unsigned 32 bits, as Kafka computes it.
+
+    Source: Kafka ``Utils.murmur2``.
+    """
+    view = data if isinstance(data, bytes) else memoryview(data).cast("B")  # type: ignore[arg-type]
+    length = len(view)
+    h = _SEED ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        k = (int.from_bytes(view[at : at + 4], "little") * _M) & _MASK
+        k = ((k ^ (k >> 24)) * _M) & _MASK
+        h = ((h * _M) & _MASK) ^ k
+    if length != whole:
+        h = ((h ^ int.from_bytes(view[whole:], "little")) * _M) & _MASK
+    h = ((h ^ (h >> 13)) * _M) & _MASK
+    return h ^ (h >> 15)
+
+
+def partition_of_key(key: Buffer, partitions: int) -> int:
+    """
+    Return the partition that a key belongs to.
+
+    Source: Kafka ``BuiltInPartitioner.partitionForKey``.
+    """
+    assert partitions > 0
+    return (murmur2(key) & INT_MAX) % partitions
+
+
+class StickyPartition:
+    """
+    The partition for records without a key: one for a while, then another.
+
+    Args:
+        bytes_min: After as many bytes another partition is chosen.
+        chance: Chooses; given by tests.
+
+    **Thread rule**: any thread.
+
+    Source: Kafka ``BuiltInPartitioner.StickyPartitionInfo``.
+    """
+
+    __slots__ = ("_bytes", "_bytes_min", "_chance", "_guard", "_partition")
+
+    def __init__(self, bytes_min: int, chance: random.Random | None = None) -> None:
+        self._bytes_min = max(1, bytes_min)
+        self._chance = random.Random() if chance is None else chance  # noqa: S311 - no secret
+        self._guard = threading.Lock()
+        self._partition = -1
+        self._bytes = 0
+
+    def choose(self, partitions: tuple[int, ...], size_bytes: int) -> int:
+        """Return the partition of a record of ``size_bytes``, one of ``partitions``."""
+        with self._guard:
+            if self._partition not in partitions or self._bytes >= self._bytes_min:
+                self._partition = self._chance.choice(partitions)
+                self._bytes = 0
+            self._bytes += size_bytes
+            return self._partition

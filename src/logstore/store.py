@@ -1,0 +1,354 @@
+"""
+The store: directories full of topic-partitions that look after themselves.
+
+``logstore.open_store`` gives a :class:`LogStore`, which is what Kafka calls the log manager.
+
+===========================  =====================================================================
+``hosting_store.py``         what a store has, and how it is found
+``topic_store.py``           topics come, change and go
+``loading_store.py``         what is on the disk is hosted and loaded
+this module                  opening and closing
+``store_directories.py``     the log directories: locked together, and what is in each
+``log_directory.py``         one of them: its lock, clean marker and checkpoints
+``topic_configs.py``         what is known of topics: ids, partitions, settings
+``hosted_partition.py``      a partition that the store has, and its log once that is open
+``store_tasks.py``           background work
+``topic.py``                 a topic as a program uses it
+===========================  =====================================================================
+
+Source: Kafka ``LogManager``; spec section 6.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.config import LogConfig
+from logstore.errors import (
+    LogStoreError,
+    StorageError,
+)
+from logstore.files import REAL_FILES, Files
+from logstore.loading_store import LoadingStore, ProgressListener
+from logstore.log_directory import STORE, LogDirectory
+from logstore.opening import MODES, Mode
+from logstore.reporting import Listener, Reports
+from logstore.scheduler import Scheduler
+from logstore.store_config import StoreConfig
+from logstore.store_directories import (
+    absolute_paths,
+    check_for_reading,
+    lock_directories,
+)
+
+
+def open_store(
+    *paths: str | os.PathLike[str],
+    mode: Mode = "a",
+    config: StoreConfig | LogConfig | Mapping[str, object] | None = None,
+    lock_timeout: float = 0.0,
+    lazy: bool = False,
+    on_error: Listener | None = None,
+    progress: ProgressListener | None = None,
+) -> LogStore:
+    """
+    Open a store: one or several log directories, full of partitions.
+
+    Args:
+        paths: Its directories (Kafka's ``log.dirs``); created if they are missing. New partitions
+            go to the one that has the fewest.
+        mode: ``"a"`` creates or continues the store, ``"x"`` creates it, ``"r"`` reads it and
+            changes nothing.
+        config: Settings by Kafka's names: of the store, and defaults for its topics. Without any
+            nothing is ever deleted.
+        lock_timeout: How many seconds to wait for another writer to close the store.
+        lazy: Open each partition when it is first used. Until then nothing is flushed, deleted or
+            compacted there.
+        on_error: Called with each :class:`Report` of background work that failed, and of
+            partitions and directories that cannot be used.
+        progress: Called with a :class:`LoadProgress` after each partition.
+
+    Raises:
+        LockedError: Another process, or another handle of this one, is writing there.
+        LogExistsError: Mode ``"x"``, and there is a store.
+        LogNotFoundError: Mode ``"r"``, and there is none.
+        ConfigError: Every wrong setting; directories that do not belong together.
+        StorageError: None of the directories can be used.
+    """
+    return open_log_store(
+        *paths,
+        mode=mode,
+        config=config,
+        lock_timeout=lock_timeout,
+        lazy=lazy,
+        on_error=on_error,
+        progress=progress,
+    )
+
+
+def open_log_store(
+    *paths: str | os.PathLike[str],
+    mode: Mode = "a",
+    config: StoreConfig | LogConfig | Mapping[str, object] | None = None,
+    lock_timeout: float = 0.0,
+    lazy: bool = False,
+    on_error: Listener | None = None,
+    progress: ProgressListener | None = None,
+    files: Files = REAL_FILES,
+    clock: Clock = SYSTEM_CLOCK,
+    scheduler: Scheduler | None = None,
+    live_offsets: bool | None = None,
+) -> LogStore:
+    """
+    Open a store as :func:`open_store` does, over files, a clock and a scheduler of the caller's.
+
+    ``live_offsets`` is as for ``open_log``.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    settings = StoreConfig.of(config)
+    real_paths = absolute_paths(paths)
+    reports = Reports(clock, on_error)
+    if mode == "r":
+        for path in real_paths:
+            check_for_reading(path, files)
+        live: dict[str, LogDirectory | None] = dict.fromkeys(real_paths)
+        offline: dict[str, BaseException] = {}
+    else:
+        locked, offline = lock_directories(
+            real_paths,
+            must_be_new=mode == "x",
+            config=settings,
+            files=files,
+            clock=clock,
+            lock_timeout=lock_timeout,
+            report=reports.report,
+        )
+        live = dict(locked)
+    store = LogStore(
+        live,
+        offline,
+        settings,
+        reports=reports,
+        files=files,
+        clock=clock,
+        scheduler=scheduler,
+        live_offsets=live_offsets,
+        is_read_only=mode == "r",
+        is_lazy=lazy,
+    )
+    _open_stores.add(store)
+    try:
+        store._load(progress)
+    except BaseException:
+        store.abandon()
+        raise
+    return store
+
+
+class LogStore(LoadingStore):
+    """
+    Topics and their partitions, in one or several directories.
+
+    Example::
+
+        with logstore.open_store("data") as store:
+            orders = store.create_topic("orders", partitions=4)
+            orders.append(b"value", key=b"k")  # -> TopicOffset(partition, offset)
+            for record in store["orders", 0].read():
+                print(record.offset, record.value)
+
+    A mapping of names to topics: ``store["orders"]``, ``"orders" in store``, ``len(store)``,
+    iteration over names. ``store["orders", 0]`` is a partition's :class:`Log`, which the store
+    owns.
+
+    Attributes:
+        config: The store's settings.
+        clock: What time it is.
+        files: The door to the file system.
+        scheduler: Runs background work; what that raises goes to :meth:`report`.
+
+    **Durability**: creating, altering and deleting topics is durable on return; after a crash in
+    between it is finished, or taken back, at the next open.
+
+    **Thread rule**: any thread may call anything.
+
+    **Fork**: a child may read. Writing raises ForkedError; nothing there flushes or unlocks.
+
+    Source: Kafka ``LogManager``.
+    """
+
+    def flush(self) -> None:
+        """Make everything that was appended durable, in every log that is open."""
+        self.check_writable()
+        for log in self.logs():
+            log.flush()
+
+    def check(self) -> Iterator[str]:
+        """
+        Yield a sentence for every invariant that does not hold; nothing means all is well.
+
+        Cost: reads every log that is open.
+        """
+        self.check_open()
+        for topic_partition, hosted in sorted(self._hosted.items()):
+            if topic_partition.partition not in self._numbers.get(topic_partition.topic, ()):
+                yield f"{topic_partition} is hosted, but its topic does not have it"
+            log = hosted.open_log
+            if log is None:
+                continue
+            if log.directory != hosted.path:
+                yield f"{topic_partition} is in {log.directory}, not in {hosted.path}"
+            if log.config != self.config_of(topic_partition.topic):
+                yield f"{topic_partition} has other settings than its topic"
+            for sentence in log.check():
+                yield f"{topic_partition}: {sentence}"
+
+    def close(self) -> None:
+        """
+        End background work, flush and close every log, mark the directories clean.
+
+        **Durability**: on return everything survives a power loss, and the next open scans nothing.
+        A second call does nothing.
+
+        Raises:
+            StorageError: Something could not be flushed; everything is closed, but not all clean.
+
+        Source: Kafka ``LogManager.shutdown``; spec 6.6.
+        """
+        if self._is_closed:
+            return
+        if self._is_forked() or self._is_read_only:
+            self.abandon()
+            return
+        self._tasks.stop()
+        self.scheduler.shutdown(wait=True)
+        with self._lock:
+            if not self._begin_to_close():
+                return
+            errors: list[BaseException] = []
+            if not self.configs.is_written:
+                try:
+                    self.configs.write(self._live)
+                except StorageError as error:
+                    errors.append(error)
+            for directory in self._directories():
+                errors += self._close_directory(directory)
+        for each in errors:
+            self.report(each, "close the store")
+        if errors:
+            raise errors[0]
+
+    def _begin_to_close(self) -> bool:
+        """Return False if another thread was first."""
+        was_closed, self._is_closed = self._is_closed, True
+        return not was_closed
+
+    def _close_directory(self, directory: LogDirectory) -> list[BaseException]:
+        """Close the logs of a directory; mark it clean if all went well."""
+        errors: list[BaseException] = []
+        directory.is_closing = True
+        for hosted in self._hosted.values():
+            if hosted.directory is directory:
+                try:
+                    hosted.close()
+                except LogStoreError as error:
+                    errors.append(error)
+        try:
+            directory.write_checkpoints()
+        except LogStoreError as error:
+            errors.append(error)
+        try:
+            directory.leave(STORE, clean=not errors)
+        except LogStoreError as error:
+            errors.append(error)
+        return errors
+
+    def abandon(self) -> None:
+        """Drop the store as a process that is killed does: nothing is flushed or marked clean."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        is_forked = self._is_forked()
+        if not is_forked:
+            self._tasks.stop()
+            self.scheduler.shutdown(wait=False)
+        for hosted in list(self._hosted.values()):
+            hosted.abandon()
+        if is_forked:
+            return
+        for directory in self._directories():
+            with contextlib.suppress(StorageError):
+                directory.leave(STORE, clean=False)
+
+    def __enter__(self) -> Self:
+        self.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(LogStoreError):  # The first error is the one to see.
+            self.close()
+
+    def __del__(self) -> None:
+        if self._is_closed or self._is_forked():
+            return
+        with contextlib.suppress(Exception):
+            self.abandon()
+        if not self._is_read_only:
+            warnings.warn(
+                f"{self!r} was not closed; it is recovered at the next open."
+                " Use `with logstore.open_store(…)`, or call close()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+
+# ---- fork ----------------------------------------------------------------------------------------
+
+_open_stores: weakref.WeakSet[LogStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_open_stores):
+        store._lock = threading.RLock()
+        for hosted in list(store._hosted.values()):
+            hosted.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# ---- pickle --------------------------------------------------------------------------------------
+
+
+def _reduce(store: LogStore) -> tuple[Any, ...]:
+    """Pickle a reader as "open these paths read-only"."""
+    if not store.is_read_only:
+        raise TypeError("the store is open for writing; open it with mode 'r' to pickle it")
+    return _open_again, (store.paths, store.config.to_properties(), store._is_lazy)
+
+
+def _open_again(paths: tuple[str, ...], properties: dict[str, str], lazy: bool) -> LogStore:
+    return open_log_store(*paths, mode="r", config=properties, lazy=lazy)
+
+
+copyreg.pickle(LogStore, _reduce)

@@ -1,0 +1,282 @@
+"""
+Background work of a store.
+
+==========================================  ======================================================
+task                                        every
+==========================================  ======================================================
+kafka-log-retention                         log.retention.check.interval.ms
+kafka-recovery-point-checkpoint             log.flush.offset.checkpoint.interval.ms
+kafka-log-start-offset-checkpoint           log.flush.start.offset.checkpoint.interval.ms
+highwatermark-checkpoint                    replica.high.watermark.checkpoint.interval.ms
+kafka-delete-logs                           when a directory is due
+==========================================  ======================================================
+
+Each begins after log.initial.task.delay.ms. Each log has its own of flush.ms and of the expiry of
+producers. What fails is reported, and tried again the next time.
+
+Source: Kafka ``LogManager.startup``; spec 6.5.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from logstore.checkpoint import (
+    CLEANER_CHECKPOINT,
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    TopicPartition,
+)
+from logstore.clock import Clock
+from logstore.errors import ClosedError, DiskFullError, LogStoreError, StorageError
+from logstore.files import Files
+from logstore.hosted_partition import HostedPartition
+from logstore.log_directory import LogDirectory
+from logstore.scheduler import Scheduler, Task
+from logstore.store_config import StoreConfig
+from logstore.topic_configs import TopicConfigs
+from logstore.unified_log import delete_tree
+
+# What a device says that has failed, or has gone.
+DEVICE_ERRORS: Final = frozenset(
+    {errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE}
+    | {getattr(errno, "EUCLEAN", errno.EIO)}
+)
+
+
+def is_directory_failure(error: BaseException) -> bool:
+    """Return whether an error says that the device has failed, not only this operation."""
+    return (
+        isinstance(error, StorageError)
+        and not isinstance(error, DiskFullError)
+        and error.errno in DEVICE_ERRORS
+    )
+
+
+class Store(Protocol):
+    """What the tasks need of their store."""
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+        ...
+
+    @property
+    def files(self) -> Files:
+        """The door to the file system."""
+        ...
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Runs background work."""
+        ...
+
+    @property
+    def config(self) -> StoreConfig:
+        """The store's settings."""
+        ...
+
+    @property
+    def configs(self) -> TopicConfigs:
+        """What is known of topics."""
+        ...
+
+    _live: dict[str, LogDirectory | None]
+    _hosted: dict[TopicPartition, HostedPartition]
+    _deleted: deque[tuple[int, str]]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    def is_held(self, topic: str) -> bool:
+        """Whether retention and compaction of a topic wait for its settings."""
+        ...
+
+    def report(self, error: BaseException, what: str) -> None:
+        """Tell of an error."""
+        ...
+
+    def take_offline(self, path: str, error: BaseException) -> None:
+        """Serve the partitions of a directory no more."""
+        ...
+
+
+class StoreTasks:
+    """
+    The periodic work of one store.
+
+    **Thread rule**: the scheduler's thread runs the tasks; any thread may call :meth:`run_all`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store: Final = weakref.ref(store)
+        self._tasks: list[Task] = []
+        self._deletion: Task | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        store = self._store()
+        assert store is not None
+        config = store.config
+        kind = type(self)
+        for name, work, period_ms in (
+            (
+                "kafka-log-retention",
+                kind.delete_old_segments,
+                config.log_retention_check_interval_ms,
+            ),
+            (
+                "kafka-recovery-point-checkpoint",
+                kind.checkpoint_recovery_points,
+                config.log_flush_offset_checkpoint_interval_ms,
+            ),
+            (
+                "kafka-log-start-offset-checkpoint",
+                kind.checkpoint_log_starts,
+                config.log_flush_start_offset_checkpoint_interval_ms,
+            ),
+            (
+                "highwatermark-checkpoint",
+                kind.checkpoint_high_watermarks,
+                config.replica_high_watermark_checkpoint_interval_ms,
+            ),
+        ):
+            task = store.scheduler.schedule(
+                name, self._action(work), config.log_initial_task_delay_ms, period_ms
+            )
+            self._tasks.append(task)
+        self.schedule_deletion()
+
+    def _action(self, work: Callable[[StoreTasks, Store], None]) -> Callable[[], None]:
+        """Return an action that does not keep the store alive."""
+
+        def act() -> None:
+            store = self._store()
+            if store is not None and not store.is_closed:
+                work(self, store)
+
+        return act
+
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+        if self._deletion is not None:
+            self._deletion.cancel()
+
+    # -- retention ---------------------------------------------------------------------------------
+
+    def delete_old_segments(self, store: Store) -> None:
+        """
+        Let each log delete what its settings let go; compacted and held ones keep everything.
+
+        Source: Kafka ``LogManager.cleanupLogs``.
+        """
+        for topic_partition, hosted in list(store._hosted.items()):
+            log = hosted.open_log
+            if log is None or log.config.compact or store.is_held(topic_partition.topic):
+                continue
+            try:
+                log.delete_old_segments()
+            except ClosedError:
+                continue  # It was deleted meanwhile.
+            except LogStoreError as error:
+                self._note(store, hosted, error, f"delete old segments of {topic_partition}")
+
+    def _note(self, store: Store, hosted: HostedPartition, error: BaseException, what: str) -> None:
+        if is_directory_failure(error):
+            store.take_offline(os.path.dirname(hosted.path), error)
+        else:
+            store.report(error, what)
+
+    # -- checkpoints -------------------------------------------------------------------------------
+
+    def checkpoint_recovery_points(self, store: Store) -> None:
+        """Write the recovery points, and what the cleaner has noted."""
+        self._checkpoint(store, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
+        if not store.configs.is_written:
+            store.configs.write(store._live)
+
+    def checkpoint_log_starts(self, store: Store) -> None:
+        """Write the log starts."""
+        self._checkpoint(store, LOG_START_CHECKPOINT)
+
+    def checkpoint_high_watermarks(self, store: Store) -> None:
+        """Write the high watermarks; see which devices have failed."""
+        for hosted in list(store._hosted.values()):
+            log = hosted.open_log
+            cause = None if log is None else log._poison.cause
+            if cause is not None and is_directory_failure(cause):
+                store.take_offline(os.path.dirname(hosted.path), cause)
+        self._checkpoint(store, HIGH_WATERMARK_CHECKPOINT)
+
+    def _checkpoint(self, store: Store, *names: str) -> None:
+        for topic_partition, hosted in list(store._hosted.items()):
+            log, directory = hosted.open_log, hosted.directory
+            if log is None or directory is None:
+                continue
+            offsets = log.offsets
+            for name, offset in (
+                (RECOVERY_POINT_CHECKPOINT, offsets.recovery_point),
+                (LOG_START_CHECKPOINT, offsets.log_start_offset),
+                (HIGH_WATERMARK_CHECKPOINT, offsets.high_watermark),
+            ):
+                if name in names:
+                    directory.note(name, topic_partition, offset)
+        for path, each in list(store._live.items()):
+            if each is None:
+                continue
+            try:
+                each.write_checkpoints(names)
+            except ClosedError:
+                continue  # The store was closed meanwhile.
+            except StorageError as error:
+                if is_directory_failure(error):
+                    store.take_offline(path, error)
+                else:
+                    store.report(error, f"write {', '.join(names)} in {path}")
+
+    # -- deletion ----------------------------------------------------------------------------------
+
+    def schedule_deletion(self) -> None:
+        """Run the deletion when the oldest directory is due."""
+        store = self._store()
+        if store is None or not store._deleted:
+            return
+        if self._deletion is not None:
+            self._deletion.cancel()
+        due_ms = min(due_ms for due_ms, _ in store._deleted)
+        delay_ms = max(0, due_ms - store.clock.milliseconds())
+        self._deletion = store.scheduler.schedule(
+            "kafka-delete-logs", self._action(type(self).delete_directories), delay_ms
+        )
+
+    def delete_directories(self, store: Store) -> None:
+        """
+        Remove the directories that have waited for file.delete.delay.ms.
+
+        Source: Kafka ``LogManager.deleteLogs``.
+        """
+        now_ms = store.clock.milliseconds()
+        waiting: Iterable[tuple[int, str]] = [
+            store._deleted.popleft() for _ in range(len(store._deleted))
+        ]
+        for due_ms, path in waiting:
+            if due_ms > now_ms:
+                store._deleted.append((due_ms, path))
+                continue
+            try:
+                if store.files.exists(path):
+                    delete_tree(path, store.files)
+            except StorageError as error:
+                store.report(error, f"delete {path}")  # The next open tries again.
+        self.schedule_deletion()

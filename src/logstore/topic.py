@@ -1,0 +1,211 @@
+"""
+A topic of a store: partitions that records are spread over.
+
+Source: Kafka's producer, ``KafkaProducer.partition`` and ``BuiltInPartitioner``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from logstore._native import Buffer
+from logstore.config import LogConfig
+from logstore.errors import UnknownTopicError
+from logstore.given_records import Headers
+from logstore.log import Log
+from logstore.partitioner import StickyPartition, partition_of_key
+from logstore.topic_names import INTERNAL_TOPICS
+
+# What a record without key and headers has besides its value, about.
+RECORD_OVERHEAD_BYTES = 70
+
+
+class TopicOffset(NamedTuple):
+    """Where a record of a topic is."""
+
+    partition: int
+    offset: int
+
+
+class TopicSource(Protocol):
+    """What a topic asks its store for."""
+
+    def log(self, topic: str, partition: int) -> Log:
+        """Return a partition's log; it is opened if it is not."""
+        ...
+
+    def partitions_of(self, topic: str) -> tuple[int, ...]:
+        """Return the numbers of a topic's partitions, ascending."""
+        ...
+
+    def online_partitions_of(self, topic: str) -> tuple[int, ...]:
+        """Return the numbers of those that can be used."""
+        ...
+
+    def topic_id_of(self, topic: str) -> str | None:
+        """Return a topic's id, None if it has none."""
+        ...
+
+    def config_of(self, topic: str) -> LogConfig:
+        """Return the settings in force for a topic."""
+        ...
+
+    def is_held(self, topic: str) -> bool:
+        """Whether retention and compaction of a topic wait for its settings."""
+        ...
+
+
+class Topic:
+    """
+    A topic: ``store["orders"]``.
+
+    Example::
+
+        orders = store.create_topic("orders", partitions=4)
+        partition, offset = orders.append(b"v", key=b"k")
+        assert orders[partition][offset].value == b"v"
+
+    **Durability**: as of each partition's log: an append is *written* when it returns.
+
+    **Thread rule**: any thread may call anything.
+    """
+
+    def __init__(self, name: str, source: TopicSource) -> None:
+        self.name = name
+        self._source = source
+        self._logs: dict[int, Log] = {}
+        self._sticky: StickyPartition | None = None
+
+    @property
+    def topic_id(self) -> str | None:
+        """The topic's id, None if its directories were made without one."""
+        return self._source.topic_id_of(self.name)
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """The numbers of the partitions, ascending; also of those that are not served now."""
+        return self._source.partitions_of(self.name)
+
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions: keys are spread over as many."""
+        return self.partitions[-1] + 1
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings in force."""
+        return self._source.config_of(self.name)
+
+    @property
+    def is_held(self) -> bool:
+        """
+        Whether nothing is deleted or compacted until somebody has stated retention.
+
+        So it is for topics that were found on the disk: what a broker's settings were is not known.
+        """
+        return self._source.is_held(self.name)
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether Kafka keeps its own state in it."""
+        return self.name in INTERNAL_TOPICS
+
+    def __getitem__(self, partition: int) -> Log:
+        """Return a partition's log, which the store owns."""
+        log = self._logs.get(partition)
+        if log is None or log.is_closed:
+            log = self._logs[partition] = self._source.log(self.name, partition)
+        return log
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the numbers of the partitions, as a mapping of them does."""
+        return iter(self.partitions)
+
+    def logs(self) -> Iterator[Log]:
+        """Yield the logs of the partitions, ascending."""
+        for partition in self.partitions:
+            yield self[partition]
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self.partitions
+
+    def partition_for(self, key: Buffer) -> int:
+        """Return the partition that a key's records go to."""
+        return partition_of_key(key, self.partition_count)
+
+    def append(
+        self,
+        value: Buffer | None,
+        *,
+        key: Buffer | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+        partition: int | None = None,
+        sync: bool = False,
+    ) -> TopicOffset:
+        """
+        Append one record to the partition of its key, or to one that is chosen.
+
+        Args:
+            value: The value; None is a tombstone.
+            key: Decides the partition, as Kafka's producers do (murmur2).
+            headers: A mapping or pairs.
+            timestamp: Milliseconds since the epoch, or an aware datetime; None: now.
+            partition: This partition, whatever the key.
+            sync: Return when the record is on the device.
+
+        Returns:
+            The partition and the offset in it.
+
+        Raises:
+            UnknownTopicError: The topic was deleted, or has no such partition.
+            OfflineError: The partition of this key is not served.
+
+        Errors of an append are those of ``Log.append``.
+        """
+        if partition is None:
+            partition = (
+                self._sticky_partition(value, headers) if key is None else self.partition_for(key)
+            )
+        offset = self[partition].append(
+            value, key=key, headers=headers, timestamp=timestamp, sync=sync
+        )
+        return TopicOffset(partition, offset)
+
+    def _sticky_partition(self, value: Buffer | None, headers: Headers) -> int:
+        online = self._source.online_partitions_of(self.name)
+        if not online:
+            return self.partitions[0]  # Whose error says why.
+        if len(online) == 1:
+            return online[0]
+        sticky = self._sticky
+        if sticky is None:
+            sticky = self._sticky = StickyPartition(self.config.batch_bytes)
+        size_bytes = RECORD_OVERHEAD_BYTES + _size_of(value)
+        return sticky.choose(online, size_bytes + 16 * len(headers))
+
+    def flush(self) -> None:
+        """Make everything that was appended durable; see ``Log.flush``."""
+        for partition in self._source.online_partitions_of(self.name):
+            self[partition].flush()
+
+    def __repr__(self) -> str:
+        try:
+            return f"<Topic {self.name!r} partitions={len(self)}>"
+        except UnknownTopicError:
+            return f"<Topic {self.name!r} deleted>"
+
+
+def _size_of(value: Buffer | None) -> int:
+    """Return the bytes of a value."""
+    if value is None:
+        return 0
+    return memoryview(value).nbytes  # type: ignore[arg-type]

@@ -1,0 +1,84 @@
+"""Topics: which partition a record goes to."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+import logstore
+from logstore.errors import UnknownTopicError
+from logstore.partitioner import StickyPartition, murmur2, partition_of_key
+
+
+@pytest.fixture(name="store")
+def _store(tmp_path):
+    with logstore.open_store(tmp_path / "data") as store:
+        yield store
+        assert [] == list(store.check())
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2(key, expected):
+    """The vectors of Kafka's own test (UtilsTest.testMurmur2)."""
+    assert expected & 0xFFFFFFFF == murmur2(key)
+    assert murmur2(key) == murmur2(bytearray(key)) == murmur2(memoryview(key))
+
+
+def test_partition_of_key():
+    """The sign bit is dropped, as Kafka's toPositive does."""
+    assert (-973932308 & 0x7FFFFFFF) % 7 == partition_of_key(b"21", 7)
+
+
+def test_sticky():
+    """One partition until enough bytes have gone there; then another, by chance."""
+    sticky = StickyPartition(100, random.Random(1))
+    chosen = [sticky.choose((0, 1, 2), 40) for _ in range(3000)]
+    assert all(len(set(chosen[at : at + 3])) == 1 for at in range(0, 3000, 3))
+    assert all(250 < count < 1500 for count in Counter(chosen).values())
+    assert {5} == {sticky.choose((5,), 1) for _ in range(3)}
+
+
+def test_keys_stay_together(store):
+    """Each key has its partition, before and after others come between."""
+    topic = store.create_topic("orders", partitions=5)
+    where = {}
+    for n in range(200):
+        key = b"key %d" % (n % 20)
+        partition, offset = topic.append(b"%d" % n, key=key)
+        assert partition == where.setdefault(key, partition) == topic.partition_for(key)
+        assert (key, b"%d" % n) == (topic[partition][offset].key, topic[partition][offset].value)
+    assert len(set(where.values())) > 1
+
+
+def test_given_partition(store):
+    """It wins over the key's."""
+    topic = store.create_topic("orders", partitions=3)
+    assert (2, 0) == topic.append(b"v", key=b"k", partition=2)
+    assert (2, 1) == topic.append(b"v", partition=2)
+    with pytest.raises(UnknownTopicError):
+        topic.append(b"v", partition=3)
+
+
+def test_options_of_append(store):
+    """They are those of Log.append."""
+    topic = store.create_topic("orders")
+    topic.append(None, key=b"k", headers=[("h", b"1")], timestamp=1_700_000_000_000, sync=True)
+    (record,) = topic[0]
+    assert (None, (("h", b"1"),), 1_700_000_000_000) == (
+        record.value,
+        tuple(record.headers),
+        record.timestamp,
+    )
+    assert 1 == topic[0].recovery_point
