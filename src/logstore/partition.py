@@ -1,8 +1,8 @@
 """
 The state of one partition log that must stay consistent: one lock, offsets, settings, listeners.
 
-``partition_flush.py``, ``partition_watermarks.py``, ``appending.py`` and ``unified_log.py`` have what
-is done with it. Two rules hold here: whatever changes the log does so inside
+What is done with it is in ``partition_flush.py``, ``partition_watermarks.py``, ``appending.py`` and
+``unified_log.py``. Two rules hold here: whatever changes the log does so inside
 :meth:`Partition.changing`, and offsets are only set through :class:`Watermarks`.
 
 Source: Kafka ``UnifiedLog``; spec 5.1, 5.5, 5.13.
