@@ -111,7 +111,7 @@ class AsyncLog:
         """Append one record and return its offset; with ``sync``, once it is on the device."""
         offset = self.log.append(value, key=key, headers=headers, timestamp=timestamp)
         if sync:
-            await _in_thread(self.log.flush, offset + 1)
+            await _in_thread(self.log.make_durable, offset + 1)
         return offset
 
     async def extend(self, values: Iterable[Buffer | None], **options: Any) -> range:

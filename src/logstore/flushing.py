@@ -12,9 +12,9 @@ Source: DESIGN.md D4; Kafka flushes from its scheduler and has no such sharing.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
+from logstore._native import ALONE, Flusher
 from logstore.errors import PoisonedError, StorageError
 
 
@@ -58,38 +58,35 @@ class GroupCommit:
     Turns many waits for durability into few flushes.
 
     Args:
-        flush: Makes everything below an offset durable; called by one thread at a time.
-        durable_offset: Returns the offset below which everything is durable.
+        flush: Makes everything below an offset durable, and raises the recovery point; called by
+            one thread at a time, and by none while a flush is made in C.
+        flusher: Whose turn it is, and the recovery point.
         poison: Set when a flush fails.
-
-    Attributes:
-        waiting_count: Threads that wait for the end of a flush.
 
     **Thread rule**: any thread may wait.
     """
 
-    __slots__ = (
-        "_durable_offset",
-        "_flush",
-        "_is_flushing",
-        "_lock",
-        "_poison",
-        "_turn",
-        "_wanted",
-        "waiting_count",
-    )
+    __slots__ = ("_flush", "_flusher", "_poison")
 
-    def __init__(
-        self, flush: Callable[[int], None], durable_offset: Callable[[], int], poison: Poison
-    ) -> None:
+    def __init__(self, flush: Callable[[int], None], flusher: Flusher, poison: Poison) -> None:
         self._flush = flush
-        self._durable_offset = durable_offset
-        self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)
-        self.waiting_count = 0
-        self._is_flushing = False
-        self._wanted = -1
+        self._flusher = flusher
         self._poison = poison
+
+    @property
+    def waiting_count(self) -> int:
+        """Threads that wait for the end of a flush."""
+        return self._flusher.waiting_count
+
+    def outcome(self, result: int) -> bool:
+        """
+        Return whether a flush that was made in C has done what was wanted of it.
+
+        Raises:
+            StorageError: It failed; the log is poisoned.
+        """
+        with self._noting_failure():
+            return self._flusher.outcome(result)
 
     def wait_for(self, offset: int) -> None:
         """
@@ -99,52 +96,44 @@ class GroupCommit:
             StorageError: The flush failed; the log is poisoned.
             PoisonedError: An earlier one had failed.
         """
-        with self._lock:
-            self._wanted = max(self._wanted, offset)
-            while self._is_flushing:
-                self._wait()
-                self._poison.check()
-                if self._durable_offset() >= offset:
-                    return
-            self._poison.check()
-            if self._durable_offset() >= offset:
-                return
-            self._is_flushing = True
-            wanted = max(self._wanted, offset)
-            self._wanted = -1
-        try:
-            self._flush(wanted)
-        except StorageError as error:
-            self._poison.cause = error
-            raise
-        finally:
-            self._end()
+        wanted = self._begin(offset)
+        if wanted is not None:
+            self._in_turn(lambda: self._flush(wanted))
 
     def alone(self, flush: Callable[[], None]) -> None:
         """Run a flush that is not an offset's, such as one of an empty segment, in turn."""
-        with self._lock:
-            while self._is_flushing:
-                self._wait()
-            self._poison.check()
-            self._is_flushing = True
+        self._begin(ALONE)
+        self._in_turn(flush)
+
+    def _begin(self, offset: int) -> int | None:
+        """Wait for the turn; None: what is wanted is durable."""
         try:
-            flush()
-        except StorageError as error:
-            self._poison.cause = error
+            wanted = self._flusher.begin(offset)
+        except PoisonedError as error:
+            # Who has met the failure may not have come to say so yet.
+            self._poison.cause = self._poison.cause or error
+            self._poison.check()
+            raise
+        if wanted is not None and self._poison.cause is not None:
+            self._flusher.end(failed=False)
+            self._poison.check()
+        return wanted
+
+    def _in_turn(self, flush: Callable[[], None]) -> None:
+        failed = False
+        try:
+            with self._noting_failure():
+                flush()
+        except StorageError:
+            failed = True
             raise
         finally:
-            self._end()
+            self._flusher.end(failed=failed)
 
-    def _wait(self) -> None:
-        """Wait for the end of a flush; the lock is held."""
-        self.waiting_count += 1
+    @contextlib.contextmanager
+    def _noting_failure(self) -> Iterator[None]:
         try:
-            self._turn.wait()
-        finally:
-            self.waiting_count -= 1
-
-    def _end(self) -> None:
-        with self._lock:
-            self._is_flushing = False
-            if self.waiting_count:
-                self._turn.notify_all()
+            yield
+        except StorageError as error:
+            self._poison.cause = self._poison.cause or error
+            raise

@@ -134,7 +134,8 @@ def _follow_parent(log: Log) -> None:
     log._watermarks = Watermarks(
         "replicas",
         log_start_offset=marks.log_start_offset,
-        recovery_point=marks.recovery_point,
+        recovery_point=log._flusher.recovery_point,
+        flusher=log._flusher,
         log_end=log._log_end_offset_metadata,
     )
     log.look_through(

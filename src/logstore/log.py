@@ -261,7 +261,7 @@ class Log(UnifiedLog):
             return log
 
     # -- append ------------------------------------------------------------------------------------
-    # ``append`` itself is in C: NativeLog.append. What it does not take on comes here.
+    # ``append`` and ``extend`` themselves are in C: NativeLog. What they do not take on comes here.
 
     def _append_general(
         self,
@@ -280,10 +280,10 @@ class Log(UnifiedLog):
             None,
         )
         if sync:
-            self.flush(offsets.stop)
+            self.make_durable(offsets.stop)
         return offsets.start
 
-    def extend(
+    def _extend_general(
         self,
         values: Iterable[Buffer | None],
         *,
@@ -293,41 +293,10 @@ class Log(UnifiedLog):
         compression: str | None = None,
         sync: bool = False,
     ) -> range:
-        """
-        Append many records and return their offsets.
-
-        Input with a length that fits one segment is all or nothing, for errors and for readers. A
-        larger one, or an iterable without a length, is published in parts of at most a segment.
-
-        Args:
-            values: Buffers; None is a tombstone.
-            keys: As many, or None: no record has a key.
-            headers: As many mappings or sequences of pairs, or None.
-            timestamps: As many, in milliseconds or as aware datetimes; None: now.
-            compression: ``gzip``, ``snappy``, ``lz4``, ``zstd``, or None: as the settings say.
-            sync: Return when everything is on the device.
-
-        Raises:
-            TypeError: An item is neither a buffer nor None; ``values`` is a single value.
-            ValueError: Lengths differ, or a time is in the wrong unit.
-            RecordTooLargeError: A batch would be larger than max.message.bytes.
-            InvalidRecordError: A record breaks a rule of the settings.
-            PartialAppendError: It failed after a part was published; ``appended`` stays.
-            StorageError: Nothing was appended.
-        """
-        offsets = None
-        if (
-            keys is None
-            and headers is None
-            and timestamps is None
-            and compression is None
-            and type(values) in (list, tuple)
-        ):
-            offsets = self._writer.append_plain_list(values)  # type: ignore[arg-type]
-        if offsets is None:
-            offsets = Extender(self).extend(values, keys, timestamps, headers, compression)
+        """Append many records in the general way; see ``extend``."""
+        offsets = Extender(self).extend(values, keys, timestamps, headers, compression)
         if sync and offsets:
-            self.flush(offsets.stop)
+            self.make_durable(offsets.stop)
         return offsets
 
     def extend_arrow(
@@ -359,7 +328,7 @@ class Log(UnifiedLog):
         """
         offsets = Extender(self).extend_arrow(data, value, key, timestamp, compression)
         if sync and offsets:
-            self.flush(offsets.stop)
+            self.make_durable(offsets.stop)
         return offsets
 
     def append_batches(

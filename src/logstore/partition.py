@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from logstore._native import LivePage, NativeLog, Writer
+from logstore._native import Flusher, LivePage, NativeLog, Writer
 from logstore.config import LogConfig
 from logstore.errors import (
     ClosedError,
@@ -156,6 +156,7 @@ class Partition(NativeLog):
         self._directory = directory
         self._local_log = local_log
         self._writer: Writer = local_log.writer
+        self._flusher = Flusher(self._writer)
         self._poison: Poison = local_log.poison
         self._files = files
         self._clock = clock
@@ -182,6 +183,7 @@ class Partition(NativeLog):
             high_watermark,
             log_start_offset=log_start_offset,
             recovery_point=recovery_point,
+            flusher=self._flusher,
             log_end=self._log_end_offset_metadata,
         )
         self.leader_epochs: Final = leader_epochs

@@ -29,14 +29,10 @@ class FlushedPartition(Partition):
     """
 
     _group_commit: GroupCommit
-    _last_flush_ms: int
 
     def _begin_flushes(self) -> None:
         """Finish what a new object needs."""
-        self._last_flush_ms = self._clock.milliseconds()
-        self._group_commit = GroupCommit(
-            self._flush_below, lambda: self._watermarks.recovery_point, self._poison
-        )
+        self._group_commit = GroupCommit(self._flush_below, self._flusher, self._poison)
 
     def _periodic_work(self) -> list[PeriodicWork]:
         work = super()._periodic_work()
@@ -47,12 +43,14 @@ class FlushedPartition(Partition):
 
     def _flush_dirty(self) -> None:
         """Flush if the recovery point has not risen for flush.ms."""
-        if self._clock.milliseconds() - self._last_flush_ms >= self.config.flush_ms:
+        if self._clock.milliseconds() - self.last_flush_ms >= self.config.flush_ms:
             self.flush()
 
     def flush(self, offset: int | None = None, *, force: bool = False) -> None:
         """
         Make everything below ``offset`` durable; concurrent calls share one flush.
+
+        What comes behind it may be made durable, too, but does not count as such.
 
         **Durability**: on return everything below ``offset`` survives a power loss, and
         :attr:`recovery_point` is at least ``offset``.
@@ -67,16 +65,42 @@ class FlushedPartition(Partition):
         Source: Kafka ``UnifiedLog.flush``; spec 5.8.
         """
         self.check_writable()
-        offset = self.log_end_offset if offset is None else min(offset, self.log_end_offset)
-        try:
+        log_end_offset = self.log_end_offset
+        if offset is None and not force:
+            self.make_durable(log_end_offset)
+            return
+        offset = log_end_offset if offset is None else min(offset, log_end_offset)
+        with self._closing_fast_path():
             if force:
                 self._group_commit.alone(lambda: self._flush(offset + 1, offset, closing=True))
             elif offset > self.recovery_point:
                 self._group_commit.wait_for(offset)
+
+    def make_durable(self, offset: int) -> None:
+        """
+        Make everything below ``offset`` durable, as :meth:`flush`; what else is there counts, too.
+
+        Raises:
+            StorageError: What reached the disk is unknown; the log is poisoned.
+        """
+        self._finish_flush(offset, self._flusher.flush(offset))
+
+    def _finish_flush(self, offset: int, result: int) -> None:
+        """Go on after a flush was tried in C; NativeLog has done so, too, after an append."""
+        with self._closing_fast_path():
+            is_done = self._group_commit.outcome(result)
+        if not is_done:
+            self.flush(offset)
+
+    @contextlib.contextmanager
+    def _closing_fast_path(self) -> Iterator[None]:
+        """Let no append pass that does not ask whether the log is poisoned, once it is."""
+        try:
+            yield
         except StorageError:
             with self._lock:
                 if not self._is_closed:
-                    self.refresh_fast_path()  # Which does not ask whether the log is poisoned.
+                    self.refresh_fast_path()
             raise
 
     def _flush_below(self, offset: int) -> None:
@@ -95,6 +119,8 @@ class FlushedPartition(Partition):
             truncations = self._truncations.count
             start = self._watermarks.recovery_point
             active = self._local_log.active_segment
+            # Who wanted more may have waited when the log was longer.
+            recovery_point = min(recovery_point, self.log_end_offset)
             # From the segment that ends there: sealing it has changed its files after their flush.
             segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
         for first in range(0, len(segments), FLUSHED_TOGETHER):
@@ -111,10 +137,11 @@ class FlushedPartition(Partition):
         with self._sealed_meanwhile_flushed(active):
             # A truncation in between may have put other bytes below the offset.
             if truncations == self._truncations.count and recovery_point > self.recovery_point:
-                self._watermarks.set_recovery_point(recovery_point)
-                self._last_flush_ms = self._clock.milliseconds()
+                self._watermarks.raise_recovery_point(recovery_point, self._clock.milliseconds())
                 if self._checkpoints is not None:
                     self._checkpoints.maybe_write(self._watermarks.snapshot)
+                if self._local_log.active_segment.base_offset < recovery_point:
+                    self._flusher.allow()
 
     @contextlib.contextmanager
     def _unless_deleted(self, segment: LogSegment) -> Iterator[None]:
@@ -148,4 +175,4 @@ class FlushedPartition(Partition):
     @property
     def last_flush_ms(self) -> int:
         """When the recovery point last rose, in milliseconds since the epoch."""
-        return self._last_flush_ms
+        return self._flusher.flushed_ms

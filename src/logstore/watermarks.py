@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlia
 from logstore.file_records import LogOffsetMetadata
 
 if TYPE_CHECKING:
+    from logstore._native import Flusher
     from logstore.live_offsets import LiveOffsets
 
 HighWatermarkMode: TypeAlias = Literal["log_end", "replicas"]
@@ -81,7 +82,6 @@ class _Marks(NamedTuple):
     log_start_offset: int
     high_watermark: LogOffsetMetadata
     first_unstable_offset: LogOffsetMetadata | None
-    recovery_point: int
 
 
 class Watermarks:
@@ -93,12 +93,13 @@ class Watermarks:
         log_start_offset: Where the log begins; also where the high watermark starts in mode
             ``replicas``.
         recovery_point: Below it everything is on the device.
+        flusher: Keeps the recovery point, which flushes raise without the log's lock.
         log_end: Returns the log end offset with its place, as published.
 
     **Thread rule**: changes under the log's lock; reads from any thread.
     """
 
-    __slots__ = ("_live", "_log_end", "_marks", "mode")
+    __slots__ = ("_flusher", "_live", "_log_end", "_marks", "mode")
 
     def __init__(
         self,
@@ -106,6 +107,7 @@ class Watermarks:
         *,
         log_start_offset: int,
         recovery_point: int,
+        flusher: Flusher,
         log_end: Callable[[], LogOffsetMetadata],
     ) -> None:
         assert mode in HIGH_WATERMARK_MODES
@@ -117,8 +119,9 @@ class Watermarks:
             log_start_offset,
             LogOffsetMetadata(log_start_offset),
             None,
-            max(recovery_point, log_start_offset),
         )
+        self._flusher = flusher
+        flusher.set_recovery_point(max(recovery_point, log_start_offset))
 
     @property
     def log_start_offset(self) -> int:
@@ -128,7 +131,7 @@ class Watermarks:
     @property
     def recovery_point(self) -> int:
         """Below it everything is on the device."""
-        return self._marks.recovery_point
+        return self._flusher.recovery_point
 
     @property
     def high_watermark_metadata(self) -> LogOffsetMetadata:
@@ -185,6 +188,7 @@ class Watermarks:
         """Return the five offsets of one moment."""
         while True:
             marks = self._marks
+            recovery_point = self._flusher.recovery_point  # First: it does not overtake the end.
             log_end_offset = self._log_end().message_offset
             high_watermark = (
                 log_end_offset if self.mode == "log_end" else marks.high_watermark.message_offset
@@ -200,7 +204,7 @@ class Watermarks:
                     marks.log_start_offset,
                     last_stable_offset,
                     high_watermark,
-                    marks.recovery_point,
+                    min(recovery_point, log_end_offset),
                     log_end_offset,
                 )
 
@@ -241,18 +245,20 @@ class Watermarks:
         unstable = marks.first_unstable_offset
         if unstable is not None and unstable.message_offset < log_start_offset:
             marks = marks._replace(first_unstable_offset=LogOffsetMetadata(log_start_offset))
-        if marks.recovery_point < log_start_offset:
-            marks = marks._replace(recovery_point=log_start_offset)
+        self._flusher.raise_recovery_point(log_start_offset)
         self._set(marks)
 
-    def set_recovery_point(self, recovery_point: int) -> None:
-        """Set the recovery point."""
+    def raise_recovery_point(self, recovery_point: int, flushed_ms: int) -> None:
+        """Raise the recovery point after a flush."""
         assert recovery_point >= 0
-        self._set(self._marks._replace(recovery_point=recovery_point))
+        self._flusher.raise_recovery_point(recovery_point, flushed_ms=flushed_ms)
+        self._set(self._marks)
 
     def truncated(self, log_start_offset: int) -> None:
         """
         Bring high watermark and recovery point below a log end that went down, after it did.
+
+        No segment is attached that a flush could be of.
 
         The first unstable offset is producer state's: it is set when that is known.
 
@@ -263,21 +269,25 @@ class Watermarks:
         marks = self._marks._replace(log_start_offset=log_start_offset)
         if marks.high_watermark.message_offset >= log_end.message_offset:
             marks = marks._replace(high_watermark=log_end)
-        if marks.recovery_point > log_end.message_offset:
-            marks = marks._replace(recovery_point=log_end.message_offset)
+        self._lower_recovery_point(log_end.message_offset)
         self._set(marks)
+
+    def _lower_recovery_point(self, offset: int) -> None:
+        if self._flusher.recovery_point > offset:
+            self._flusher.set_recovery_point(offset)
 
     def restart(self, log_start_offset: int) -> None:
         """Begin anew after everything was removed: the high watermark is the log end."""
         log_end = self._log_end()
-        recovery_point = min(self._marks.recovery_point, log_end.message_offset)
-        self._set(_Marks(log_start_offset, log_end, None, recovery_point))
+        self._lower_recovery_point(log_end.message_offset)
+        self._set(_Marks(log_start_offset, log_end, None))
 
     def _set(self, marks: _Marks) -> None:
         """Set all marks at once; every change goes through here."""
+        recovery_point = self._flusher.recovery_point
         log_end_offset = self._log_end().message_offset
         assert marks.log_start_offset <= log_end_offset
-        assert marks.recovery_point <= log_end_offset
+        assert recovery_point <= log_end_offset
         if self.mode == "replicas":
             assert marks.log_start_offset <= marks.high_watermark.message_offset
             assert marks.high_watermark.message_offset <= log_end_offset
@@ -300,7 +310,7 @@ class Watermarks:
                 None if self.mode == "log_end" else marks.high_watermark.message_offset
             ),
             first_unstable_offset=None if unstable is None else unstable.message_offset,
-            recovery_point=marks.recovery_point,
+            recovery_point=self._flusher.recovery_point,
         )
 
     def take_over(
@@ -317,5 +327,5 @@ class Watermarks:
             log_start_offset,
             LogOffsetMetadata(high_watermark),
             None if first_unstable_offset is None else LogOffsetMetadata(first_unstable_offset),
-            recovery_point,
         )
+        self._flusher.set_recovery_point(recovery_point)

@@ -8,8 +8,12 @@ import time
 
 import pytest
 
+from logstore._native import Flusher, Writer
+from logstore.clock import ManualClock
 from logstore.errors import PoisonedError, StorageError
+from logstore.files import REAL_FILES
 from logstore.flushing import GroupCommit, Poison
+from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
 
@@ -20,12 +24,12 @@ class SlowDevice:
     """A flush that takes until somebody says so."""
 
     def __init__(self):
-        self.durable_offset = 0
         self.flushed = []  # Up to which offset, call for call.
         self.begun = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
         self.error = None
-        self.group = GroupCommit(self.flush, lambda: self.durable_offset, Poison("log-0"))
+        self.flusher = Flusher(Writer(REAL_FILES.io))
+        self.group = GroupCommit(self.flush, self.flusher, Poison("log-0"))
 
     def flush(self, offset):
         self.flushed.append(offset)
@@ -33,7 +37,7 @@ class SlowDevice:
         assert self.may_end.acquire(timeout=PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
-        self.durable_offset = offset
+        self.flusher.raise_recovery_point(offset)
 
 
 def waiting(device, offsets):
@@ -43,7 +47,7 @@ def waiting(device, offsets):
     def wait_for(offset):
         try:
             device.group.wait_for(offset)
-            assert device.durable_offset >= offset
+            assert device.flusher.recovery_point >= offset
         except StorageError as error:
             errors.append(type(error))
 
@@ -75,7 +79,7 @@ class TestGroupCommit:
     def test_what_is_durable_is_not_flushed(self):
         """Who comes late finds the work done."""
         device = SlowDevice()
-        device.durable_offset = 5
+        device.flusher.raise_recovery_point(5)
         device.group.wait_for(5)
         assert [] == device.flushed
 
@@ -127,3 +131,87 @@ class TestLog:
                 thread.join()
             assert 1 + thread_count * count == log.log_end_offset == log.recovery_point
             assert files.calls("fdatasync") - before <= thread_count * count
+
+    def test_what_takes_only_the_log_file_is_flushed_alone(self, tmp_path):
+        """One fdatasync for each, but for the first, and the first after a roll or a truncation."""
+        files, clock = FailingFiles(), ManualClock()
+        scheduler = ManualScheduler(clock)
+        with open_log(
+            tmp_path / "log-0", "x", files=files, clock=clock, scheduler=scheduler
+        ) as log:
+
+            def calls():
+                names = ("fdatasync", "fsync_dir")
+                before = [files.calls(name) for name in names]
+                log.extend([b"v"] * 3, sync=True)
+                assert log.recovery_point == log.log_end_offset
+                return [files.calls(name) - old for name, old in zip(names, before, strict=True)]
+
+            assert 1 <= calls()[1]
+            assert [1, 0] == calls() == calls()
+            log.roll()
+            assert 1 <= calls()[1]
+            assert [1, 0] == calls()
+            log.truncate_to(log.log_end_offset - 2)
+            assert log.recovery_point == log.log_end_offset
+            calls()
+            assert [1, 0] == calls()
+            clock.advance(6000)  # The checkpoint of the recovery point is due.
+            assert 1 <= calls()[1]
+            assert [1, 0] == calls()
+
+    def test_a_flush_after_a_truncation_forgets_who_wanted_more(self, tmp_path):
+        """Who waited for an offset that is gone must not raise the recovery point to it."""
+        with open_log(tmp_path / "log-0", "x") as log:
+            log.extend([b"v"] * 10)
+            flusher = log._flusher
+            assert 10 == flusher.begin(10)
+            waits = threading.Thread(target=log.flush)
+            waits.start()
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while flusher.waiting_count == 0:
+                assert time.monotonic() < deadline
+            log._flush_below(10)
+            flusher.end(failed=False)
+            waits.join()
+            log.truncate_to(5)
+            assert 5 == log.recovery_point
+            log.append(b"v")
+            log.flush(6)
+            assert 6 == log.recovery_point == log.log_end_offset
+
+    def test_a_flush_of_less_than_there_is_counts_for_that(self, tmp_path):
+        """The recovery point is what was asked for, as Kafka's."""
+        with open_log(tmp_path / "log-0", "x") as log:
+            log.extend([b"v"] * 10)
+            for offset in (3, 7):
+                log.flush(offset)
+                assert offset == log.recovery_point
+
+    def test_segments_that_leave_while_they_are_flushed(self, tmp_path):
+        """Rolls and truncations wait for the flush whose file they close; nothing is lost."""
+        with open_log(tmp_path / "log-0", "x") as log:
+            ends, finished = threading.Event(), []
+
+            def work():
+                while not ends.is_set():
+                    log.extend([b"value"] * 5, sync=True)
+                    log.append(b"value", sync=True)
+                finished.append(True)
+
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for number in range(12):
+                end = log.log_end_offset
+                log.roll()
+                if number % 3 == 2:
+                    log.truncate_to(max(0, end - 7))
+                offsets = log.offsets
+                assert offsets.recovery_point <= offsets.log_end_offset
+            ends.set()
+            for thread in threads:
+                thread.join()
+            assert [True] * 3 == finished
+            log.flush()
+            assert log.recovery_point == log.log_end_offset

@@ -11,7 +11,7 @@ import pytest
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.control_record import ControlRecordType, EndTransactionMarker
-from logstore.errors import ClosedError, StorageError
+from logstore.errors import ClosedError, PoisonedError, StorageError
 from logstore.index import OffsetIndex
 from logstore.producer_rebuild import producer_batches, rebuild_producer_state
 from logstore.producer_state import ProducerStateManager
@@ -80,6 +80,38 @@ class TestFailures:
             with pytest.raises(StorageError, match="close the log and open it again"):
                 log.append(b"not acknowledged")
         assert 1 == log.log_end_offset
+        log.abandon()
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda log: log.append(b"lost", sync=True),
+            lambda log: log.extend([b"lost"], sync=True),
+            lambda log: log.flush(log.append(b"lost") + 1),
+            lambda log: [log.append(b"lost"), log.flush()],
+        ],
+        ids=["append", "extend", "flush of some", "flush"],
+    )
+    def test_nothing_is_acknowledged_after_a_flush_made_in_c_has_failed(self, path, use):
+        """From the second one on a flush takes no line of Python; a third would tell nothing."""
+        files = FailingFiles()
+        log = opened(path, files)
+        log.append(b"general", sync=True)
+        log.append(b"in C", sync=True)
+        assert 2 == log.recovery_point
+        files.fail("fdatasync", errno.EIO)
+        before = files.calls("fdatasync")
+        with pytest.raises(StorageError, match="Input/output error"):
+            use(log)
+        for _ in range(2):
+            with pytest.raises(PoisonedError, match="close the log and open it again"):
+                log.flush()
+            with pytest.raises(PoisonedError, match="close the log and open it again"):
+                log.extend([b"refused"], sync=True)
+            with pytest.raises(PoisonedError, match="close the log and open it again"):
+                log.append(b"refused", sync=True)
+        assert before + 1 == files.calls("fdatasync")
+        assert (2, 3) == (log.recovery_point, log.log_end_offset)
         log.abandon()
 
     @pytest.mark.parametrize("rolls", [False, True])

@@ -238,7 +238,6 @@ class TestAppendOne:
             ((b"a",), {"timestamp": 2**63}),
             ((b"a",), {"timestamp": 1.5}),
             ((b"a",), {"timestamp": True}),
-            ((b"a",), {"sync": True}),
             ((b"a",), {"other": 1}),
             ((), {"value": b"a"}),
             ((bytes(65536),), {}),

@@ -22,6 +22,7 @@ from logstore._native.columns import (
     new_gather,
     seal_batch,
 )
+from logstore._native.flusher import ALONE, Flusher
 from logstore._native.io import (
     Mapping,
     NativeFiles,
@@ -109,6 +110,7 @@ from logstore._native.writer import (
 )
 
 __all__ = [
+    "ALONE",
     "BATCH_BYTES",
     "BATCH_DTYPE",
     "BATCH_OVERHEAD",
@@ -146,6 +148,7 @@ __all__ = [
     "CheckedScan",
     "Columns",
     "Encoded",
+    "Flusher",
     "GatherFull",
     "IndexState",
     "IndexView",

@@ -702,6 +702,39 @@ int64_t ls_writer_exclusive(ls_writer *writer, int32_t change, bool may_wait);
  */
 uintptr_t ls_writer_published(ls_writer *writer);
 int64_t ls_writer_publish(ls_writer *writer, int64_t next_offset);
+/*
+ * Flushes (ls_writer_flush.c). One at a time: the log's own, which Python makes in its turn, and those
+ * that take no more than an fdatasync of the attached segment's log file, which are made here.
+ *
+ * Address of two int64 as those of ls_writer_published: the recovery point, below which everything is
+ * on the device, and when it last rose, in ms.
+ */
+uintptr_t ls_writer_flushed(ls_writer *writer);
+/*
+ * Make everything below `offset` durable, and what else is published; waits. 0; LS_E_SLOW: it takes a
+ * general flush; LS_E_POISONED: an earlier one failed; any other error is why this one did.
+ */
+int64_t ls_writer_flush(ls_writer *writer, int64_t offset);
+/*
+ * The log file of the attached segment is all that flushes take from now on, until it is detached: its
+ * name and what comes before it are durable. They are made in Python once a second all the same.
+ */
+int64_t ls_writer_allow_flush(ls_writer *writer);
+/*
+ * Wait for the turn to make a general flush; LS_E_POISONED. Returns the highest offset that somebody
+ * waits for, or -1: everything below `offset` is durable, and it is not the caller's turn. INT64_MAX
+ * never is: the turn itself is wanted.
+ */
+int64_t ls_writer_begin_flush(ls_writer *writer, int64_t offset);
+/* The turn is over. `failed`: what reached the device is not known; nobody gets a turn any more. */
+void ls_writer_end_flush(ls_writer *writer, bool failed);
+/* Threads that wait for the end of a flush. */
+int64_t ls_writer_flush_waiters(ls_writer *writer);
+/* The recovery point, to be lowered under whatever lock keeps flushes from raising it meanwhile. */
+void ls_writer_set_recovery_point(ls_writer *writer, int64_t offset);
+/* Raise it, if it is lower; it was raised by a flush that ended at `now` ms; -1: by something else. */
+void ls_writer_raise_recovery_point(ls_writer *writer, int64_t offset, int64_t now);
+
 /* Publish to a page of live offsets, too; 0: no more. It must stay mapped. */
 int64_t ls_writer_set_live(ls_writer *writer, uintptr_t live);
 /* The int64 at `address`, with acquire ordering. */

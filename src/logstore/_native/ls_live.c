@@ -32,11 +32,11 @@ static struct ls_live *live_at(uintptr_t address) {
 /* ---- changes: one thread at a time, under the log's lock -------------------------------------- */
 static void begin(struct ls_live *live) {
     /* Odd already: a writer was killed in a change. */
-    atomic_store(&live->change_count, atomic_load(&live->change_count) | 1);
+    atomic_fetch_or(&live->change_count, 1);
 }
 
 static void end(struct ls_live *live) {
-    atomic_store(&live->change_count, atomic_load(&live->change_count) + 1);
+    atomic_fetch_add(&live->change_count, 1);
     if (atomic_load(&live->has_waiters) != 0) ls_live_wake(live);
 }
 

@@ -61,6 +61,13 @@ LS_INLINE void ls_live_advance(struct ls_live *live, int64_t size_bytes, int64_t
     ls_live_end(live, log_end_offset);
 }
 
+/* Everything below an offset is on the device: alone, beside what changes the others. */
+LS_INLINE void ls_live_flushed(struct ls_live *live, int64_t recovery_point) {
+    atomic_store(&live->recovery_point, recovery_point);
+    atomic_fetch_add(&live->change_count, 2);
+    if (LS_UNLIKELY(atomic_load(&live->has_waiters) != 0)) ls_live_wake(live);
+}
+
 /* Another segment is active: everything about it changes at once. `published`: as ls_writer_published states. */
 void ls_live_attach(struct ls_live *live, int64_t base_offset, const _Atomic int64_t *published);
 

@@ -57,6 +57,12 @@ int ls_py_grow(void **memory, Py_ssize_t *room, Py_ssize_t needed, size_t elemen
 int ls_py_put_headers(struct ls_py_bytes *out, PyObject *headers);
 /* (result, *appended) for Python. */
 PyObject *ls_py_appended(int64_t result, const struct ls_appended *appended);
+/*
+ * Append a list or tuple of values, all or nothing, as append_list does, if single appends bypass
+ * Python; every item is of type bytes or bytearray, or None, so that no Python code runs. The count,
+ * or an error: nothing stays. LS_E_TYPE: with an error set.
+ */
+int64_t ls_py_append_plain(ls_writer *writer, PyObject *values, int64_t *first_offset);
 /* What a RecordGetter finds, or NULL: without an error it is for the general way. */
 PyObject *ls_py_getter_get(PyObject *self, int64_t offset);
 bool ls_py_is_getter(PyObject *object);
@@ -71,6 +77,7 @@ PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize
 PyObject *ls_py_writer_is_forked(PyObject *self, PyObject *address);
 PyObject *ls_py_writer_settle(PyObject *self, PyObject *address);
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address);
+PyObject *ls_py_writer_flush(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_own_writer(PyObject *self, PyObject *address);
 PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_ready(PyObject *self, PyObject *const *args, Py_ssize_t count);

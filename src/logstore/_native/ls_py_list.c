@@ -64,13 +64,19 @@ static inline PyObject *column_item(const struct column *column, Py_ssize_t inde
     return item;
 }
 
-static int walk_open(struct walk *walk, PyObject *const *args, Py_ssize_t first) {
-    if (column_open(&walk->values, "values", args[0], -1) < 0) return -1;
+static int walk_open_values(struct walk *walk, PyObject *values) {
+    if (column_open(&walk->values, "values", values, -1) < 0) return -1;
     if (walk->values.source == NULL) {
         PyErr_SetString(PyExc_TypeError, "values is a list or a tuple, not None");
         return -1;
     }
-    Py_ssize_t count = column_size(&walk->values);
+    walk->end = column_size(&walk->values);
+    return 0;
+}
+
+static int walk_open(struct walk *walk, PyObject *const *args, Py_ssize_t first) {
+    if (walk_open_values(walk, args[0]) < 0) return -1;
+    Py_ssize_t count = walk->end;
     if (column_open(&walk->keys, "keys", args[1], count) < 0 ||
         column_open(&walk->timestamps, "timestamps", args[2], count) < 0 ||
         column_open(&walk->headers, "headers", args[3], count) < 0) {
@@ -81,7 +87,6 @@ static int walk_open(struct walk *walk, PyObject *const *args, Py_ssize_t first)
         return -1;
     }
     walk->index = walk->first = first;
-    walk->end = count;
     return 0;
 }
 
@@ -325,6 +330,20 @@ static int64_t close_stream(struct walk *walk, int64_t result) {
         Py_END_ALLOW_THREADS;
     }
     return closed;
+}
+
+int64_t ls_py_append_plain(ls_writer *writer, PyObject *values, int64_t *first_offset) {
+    struct walk walk = {.timestamp = -1};
+    walk.stream.now = -1;
+    walk.stream.flags = LS_APPEND_IF_FAST | LS_APPEND_ALL_OR_NOTHING | LS_APPEND_CHECK_UNITS;
+    int64_t result = LS_E_TYPE;
+    if (walk_open_values(&walk, values) == 0) {
+        result = open_stream(&walk, writer);
+        if (result >= 0) result = close_stream(&walk, fill(&walk));
+        *first_offset = walk.stream.appended.first_offset;
+    }
+    walk_close(&walk);
+    return result;
 }
 
 /*

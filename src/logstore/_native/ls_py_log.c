@@ -1,7 +1,7 @@
 /*
- * ls_py_log.c: NativeLog, the base type of Log: append and get of one record without a line of
- * Python, with the GIL kept. What is not plain goes to the subclass's _append_general and
- * _get_general with the same arguments.
+ * ls_py_log.c: NativeLog, the base type of Log: append and get of one record, and extend with values,
+ * without a line of Python. What is not plain goes to the subclass's _append_general, _get_general and
+ * _extend_general with the same arguments; a flush that takes more than C can do to _finish_flush.
  */
 #include "ls_py.h"
 #include "ls_writer.h"
@@ -100,8 +100,14 @@ static bool take_timestamp(PyObject *object, int64_t *timestamp) {
     return overflow == 0 && *timestamp >= 0;
 }
 
+/* Whether a `sync` is one of the two constants. */
+static bool take_sync(PyObject *object, bool *sync) {
+    *sync = object == Py_True;
+    return *sync || object == Py_False;
+}
+
 static bool take_keywords(const struct log *log, PyObject *const *values, PyObject *names,
-                          struct ls_item *key, int64_t *timestamp) {
+                          struct ls_item *key, int64_t *timestamp, bool *sync) {
     Py_ssize_t count = PyTuple_Size(names);
     for (Py_ssize_t i = 0; i < count; i++) {
         /* Names at a call site are interned; others take the general path. */
@@ -112,16 +118,16 @@ static bool take_keywords(const struct log *log, PyObject *const *values, PyObje
             if (!take_timestamp(values[i], timestamp)) return false;
         } else if (name == log->name_headers) {
             if (!PyTuple_CheckExact(values[i]) || PyTuple_Size(values[i]) != 0) return false;
-        } else if (name != log->name_sync || values[i] != Py_False) {
+        } else if (name != log->name_sync || !take_sync(values[i], sync)) {
             return false;
         }
     }
     return true;
 }
 
-static PyObject *append_general(PyObject *self, PyObject *const *args, Py_ssize_t count,
-                                PyObject *names) {
-    PyObject *method = PyObject_GetAttrString(self, "_append_general");
+static PyObject *call_general(PyObject *self, const char *name, PyObject *const *args,
+                              Py_ssize_t count, PyObject *names) {
+    PyObject *method = PyObject_GetAttrString(self, name);
     PyObject *positional = method ? PyTuple_New(count) : NULL;
     PyObject *keywords = positional ? PyDict_New() : NULL;
     PyObject *result = NULL;
@@ -141,29 +147,71 @@ static PyObject *append_general(PyObject *self, PyObject *const *args, Py_ssize_
     return result;
 }
 
+/*
+ * The writer, and a reference to the object that keeps it: for what drops the GIL, while another
+ * thread may close the log. NULL: every append is general.
+ */
+static ls_writer *hold_writer(PyObject *self, PyObject **keeper) {
+    struct log *log = (struct log *)self;
+    ls_writer *writer;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(self);
+#endif
+    writer = log->writer;
+    *keeper = Py_XNewRef(log->writer_object);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    return writer;
+}
+
+/* Make what was appended durable, up to an offset; -1 with an error set. No writer: it was closed. */
+static int make_durable(PyObject *self, ls_writer *writer, int64_t offset) {
+    int64_t result = LS_E_SLOW;
+    if (writer != NULL) {
+        Py_BEGIN_ALLOW_THREADS;
+        result = ls_writer_flush(writer, offset);
+        Py_END_ALLOW_THREADS;
+    }
+    if (LS_LIKELY(result >= 0)) return 0;
+    PyObject *done =
+        PyObject_CallMethod(self, "_finish_flush", "LL", (long long)offset, (long long)result);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
 /* The offset, or an error: nothing was done then. */
 static int64_t append_fast(const struct log *log, PyObject *const *args, Py_ssize_t count,
-                           PyObject *names) {
+                           PyObject *names, bool *sync) {
     struct ls_item value, key = {NULL, -1};
     int64_t timestamp = -1;
     if (log->writer == NULL || count != 1 || !take_item(args[0], &value)) return LS_E_SLOW;
-    if (names != NULL && !take_keywords(log, args + 1, names, &key, &timestamp)) return LS_E_SLOW;
+    if (names != NULL && !take_keywords(log, args + 1, names, &key, &timestamp, sync))
+        return LS_E_SLOW;
     return ls_writer_append_one(log->writer, key, value, timestamp);
 }
 
 static PyObject *log_append(PyObject *self, PyObject *const *args, Py_ssize_t count,
                             PyObject *names) {
     int64_t offset;
+    bool sync = false;
 #ifdef Py_GIL_DISABLED
     Py_BEGIN_CRITICAL_SECTION(self);
 #endif
-    offset = append_fast((struct log *)self, args, count, names);
+    offset = append_fast((struct log *)self, args, count, names, &sync);
 #ifdef Py_GIL_DISABLED
     Py_END_CRITICAL_SECTION();
 #endif
-    if (LS_LIKELY(offset >= 0)) return PyLong_FromLongLong(offset);
     /* Errors too: the general path tries again, and tells what is wrong. */
-    return append_general(self, args, count, names);
+    if (LS_UNLIKELY(offset < 0)) return call_general(self, "_append_general", args, count, names);
+    if (sync) {
+        PyObject *keeper;
+        ls_writer *writer = hold_writer(self, &keeper);
+        int failed = make_durable(self, writer, offset + 1);
+        Py_XDECREF(keeper);
+        if (failed < 0) return NULL;
+    }
+    return PyLong_FromLongLong(offset);
 }
 
 static const char append_doc[] =
@@ -177,6 +225,69 @@ static const char append_doc[] =
     "    headers: Pairs of a str and bytes or None, or a mapping.\n"
     "    timestamp: Milliseconds since the epoch or an aware datetime; None is now.\n"
     "    sync: Return only when the record is on the device.";
+
+/* ---- extend ------------------------------------------------------------------------------------ */
+
+/* Whether there are values alone, in a list or tuple, and what `sync` is; more is for the general way. */
+static bool takes_plain(const struct log *log, PyObject *const *args, Py_ssize_t count,
+                        PyObject *names, bool *sync) {
+    if (count != 1 || !(PyList_CheckExact(args[0]) || PyTuple_CheckExact(args[0]))) return false;
+    Py_ssize_t name_count = names == NULL ? 0 : PyTuple_Size(names);
+    for (Py_ssize_t i = 0; i < name_count; i++) {
+        PyObject *value = args[1 + i];
+        bool is_sync = PyTuple_GetItem(names, i) == log->name_sync;
+        if (!is_sync || !take_sync(value, sync)) return false;
+    }
+    return true;
+}
+
+static PyObject *log_extend(PyObject *self, PyObject *const *args, Py_ssize_t count,
+                            PyObject *names) {
+    bool sync = false;
+    int64_t result = LS_E_SLOW, first_offset = 0;
+    PyObject *keeper = NULL;
+    ls_writer *writer = NULL;
+    if (takes_plain((struct log *)self, args, count, names, &sync)) {
+        writer = hold_writer(self, &keeper);
+    }
+    if (writer != NULL) result = ls_py_append_plain(writer, args[0], &first_offset);
+    PyObject *offsets = NULL;
+    if (result > 0) {
+        if (!sync || make_durable(self, writer, first_offset + result) == 0) {
+            offsets =
+                PyObject_CallFunction((PyObject *)&PyRange_Type, "LL", (long long)first_offset,
+                                      (long long)(first_offset + result));
+        }
+    } else if (result != LS_E_TYPE) {
+        offsets = call_general(self, "_extend_general", args, count, names);
+    }
+    Py_XDECREF(keeper);
+    return offsets;
+}
+
+static const char extend_doc[] =
+    "extend($self, values, *, keys=None, headers=None, timestamps=None, compression=None,\n"
+    "       sync=False)\n--\n\n"
+    "Append many records and return their offsets.\n"
+    "\n"
+    "Input with a length that fits one segment is all or nothing, for errors and for readers. A\n"
+    "larger one, or an iterable without a length, is published in parts of at most a segment.\n"
+    "\n"
+    "Args:\n"
+    "    values: Buffers; None is a tombstone.\n"
+    "    keys: As many, or None: no record has a key.\n"
+    "    headers: As many mappings or sequences of pairs, or None.\n"
+    "    timestamps: As many, in milliseconds or as aware datetimes; None: now.\n"
+    "    compression: ``gzip``, ``snappy``, ``lz4``, ``zstd``, or None: as the settings say.\n"
+    "    sync: Return when everything is on the device.\n"
+    "\n"
+    "Raises:\n"
+    "    TypeError: An item is neither a buffer nor None; ``values`` is a single value.\n"
+    "    ValueError: Lengths differ, or a time is in the wrong unit.\n"
+    "    RecordTooLargeError: A batch would be larger than max.message.bytes.\n"
+    "    InvalidRecordError: A record breaks a rule of the settings.\n"
+    "    PartialAppendError: It failed after a part was published; ``appended`` stays.\n"
+    "    StorageError: Nothing was appended.";
 
 /* ---- get ------------------------------------------------------------------------------------ */
 
@@ -224,8 +335,9 @@ static PyObject *log_subscript(PyObject *self, PyObject *key) {
 
 static PyMethodDef log_methods[] = {
     {"append", (PyCFunction)(void (*)(void))log_append, METH_FASTCALL | METH_KEYWORDS, append_doc},
+    {"extend", (PyCFunction)(void (*)(void))log_extend, METH_FASTCALL | METH_KEYWORDS, extend_doc},
     {"_bind_writer", log_bind_writer, METH_O,
-     "Let append use this Writer directly; None: always _append_general."},
+     "Let appends use this Writer directly; None: always the general way."},
     {"_bind_getter", log_bind_getter, METH_O,
      "Let log[offset] ask this RecordGetter first; None: always _get_general."},
     {NULL, NULL, 0, NULL},

@@ -101,6 +101,17 @@ PyObject *ls_py_writer_settle(PyObject *self, PyObject *address) {
     return PyLong_FromLongLong(ls_writer_try_settle(writer_at(number)));
 }
 
+/* writer_flush(writer, offset) -> 0 or error */
+PyObject *ls_py_writer_flush(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t numbers[2], result;
+    if (arguments("writer_flush", args, count, 2, numbers) < 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    result = ls_writer_flush(writer_at(numbers[0]), numbers[1]);
+    Py_END_ALLOW_THREADS;
+    return PyLong_FromLongLong(result);
+}
+
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {
     (void)self;
     int64_t number, result;

@@ -64,6 +64,7 @@ ls_writer *ls_writer_new(ls_io *io, uintptr_t clock) {
 #endif
     pthread_mutex_init(&writer->lock, NULL);
     pthread_cond_init(&writer->idle, NULL);
+    ls_flusher_init(&writer->flusher, ls_writer_now(writer));
     return writer;
 }
 
@@ -71,6 +72,7 @@ void ls_writer_free(ls_writer *writer) {
     if (writer == NULL) return;
     if (!ls_writer_is_forked(writer)) { /* In a child the lock may be held by nobody. */
         assert(!writer->is_busy);
+        ls_flusher_destroy(&writer->flusher);
         pthread_cond_destroy(&writer->idle);
         pthread_mutex_destroy(&writer->lock);
     }
@@ -183,6 +185,7 @@ int64_t ls_writer_set_live(ls_writer *writer, uintptr_t live) {
     int64_t result = lock_now(writer, true);
     if (result < 0) return result;
     writer->live = (struct ls_live *)live;
+    ls_flusher_set_live(&writer->flusher, writer->live);
     pthread_mutex_unlock(&writer->lock);
     return 0;
 }
@@ -250,6 +253,7 @@ static void segment_of(const ls_writer *writer, struct ls_segment *segment) {
 
 /* Cut a failed tail and give room ahead back: the file then is as long as its contents. */
 static int64_t leave_segment(ls_writer *writer) {
+    ls_flusher_unbind(&writer->flusher);
     int64_t result = ls_writer_clean(writer);
     ls_writer_give_back(writer);
     writer->made =

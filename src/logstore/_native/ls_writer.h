@@ -43,8 +43,28 @@ enum {
     LS_PUBLISHED_COUNT
 };
 
+/*
+ * Flushes of the log, one at a time: who comes meanwhile waits for the end, then looks again. Its lock
+ * is taken after the writer's, and is never held while the device is waited for.
+ */
+struct ls_flusher {
+    _Atomic int64_t recovery_point; /* below it everything is on the device */
+    _Atomic int64_t flushed_ms;     /* when it last rose */
+    pthread_mutex_t lock;
+    pthread_cond_t ended;  /* signalled when a flush ends, if somebody waits */
+    int32_t waiting_count; /* threads that wait for that */
+    bool is_taken;         /* a flush is under way */
+    bool is_alone;         /* it is one of log_fd alone, which must stay open until it ends */
+    bool has_failed;       /* what reached the device is not known; no flush will tell */
+    int32_t log_fd;        /* if its fdatasync is all that a flush takes; else -1 */
+    int64_t wanted;        /* the highest offset that somebody waits for */
+    int64_t general_ms;    /* when log_fd was set: now and then Python is to look after its own */
+    struct ls_live *live;  /* as the writer's */
+};
+
 struct ls_writer {
     _Atomic int64_t published[LS_PUBLISHED_COUNT];
+    struct ls_flusher flusher;
     struct ls_live *live; /* the same for other processes, or NULL */
     ls_io *io;
     uintptr_t clock;
@@ -251,6 +271,14 @@ int64_t ls_stream_start(struct ls_stream *stream, int64_t index, int64_t record_
                         int64_t timestamp);
 /* Commit, or if `result` is an error other than LS_E_ROLL abort: record count, or an error. LS_E_SLOW as above. */
 int64_t ls_stream_close(struct ls_stream *stream, int64_t result, bool may_wait);
+
+/* ---- ls_writer_flush.c --------------------------------------------------------------------------- */
+void ls_flusher_init(struct ls_flusher *flusher, int64_t now);
+void ls_flusher_destroy(struct ls_flusher *flusher);
+/* A flush takes more than log_fd from now on. Waits for one that is under way; the writer's lock is held. */
+void ls_flusher_unbind(struct ls_flusher *flusher);
+/* Show the recovery point on this page, too, from now on. */
+void ls_flusher_set_live(struct ls_flusher *flusher, struct ls_live *live);
 
 /* ---- ls_writer_one.c ----------------------------------------------------------------------------- */
 /* Append one record and return its offset; never waits. LS_E_SLOW, or an error: nothing was done. */

@@ -49,9 +49,6 @@ _settle = _objects.writer_settle
 _state = _objects.writer_state
 
 
-_PLAIN = lib.LS_APPEND_IF_FAST | lib.LS_APPEND_ALL_OR_NOTHING | lib.LS_APPEND_CHECK_UNITS
-
-
 class PatchedBatch:
     """
     A batch with another header, without a copy of its records.
@@ -80,9 +77,10 @@ if TYPE_CHECKING:
 
     class NativeLog:
         """
-        Base of Log: its ``append`` and ``log[offset]`` in C.
+        Base of Log: its ``append``, ``extend`` and ``log[offset]`` in C.
 
-        They fall back to ``_append_general`` and ``_get_general``.
+        They fall back to ``_append_general``, ``_extend_general`` and ``_get_general``; after an
+        append that is to be flushed, to ``_finish_flush``.
         """
 
         def append(
@@ -94,6 +92,17 @@ if TYPE_CHECKING:
             timestamp: Any = None,
             sync: bool = False,
         ) -> int: ...
+
+        def extend(
+            self,
+            values: Iterable[Buffer | None],
+            *,
+            keys: Iterable[Buffer | None] | None = None,
+            headers: Iterable[Any] | None = None,
+            timestamps: Iterable[Any] | None = None,
+            compression: str | None = None,
+            sync: bool = False,
+        ) -> range: ...
 
         def __getitem__(self, offset: SupportsIndex, /) -> Record: ...
 
@@ -190,11 +199,13 @@ class Writer:
 
     Attributes:
         address: Of the native handle, for ``NativeLog._bind_writer``.
+        handle: The same as a pointer.
+        path: Of the attached segment's log file, for errors.
         published_address: Of four int64: log end offset, size of the segment, entries of the offset
             index, entries of the time index. :func:`load_published` reads them at any time.
     """
 
-    __slots__ = ("_handle", "_io", "_owner", "_path", "address", "published_address")
+    __slots__ = ("_io", "_owner", "address", "handle", "path", "published_address")
 
     def __init__(self, io: Any, *, clock_address: int = 0) -> None:
         """
@@ -208,8 +219,8 @@ class Writer:
         self.address = int(ffi.cast("uintptr_t", handle))
         self._owner = _own_writer(self.address)  # MemoryError for a null pointer.
         self._io = io
-        self._path: str | None = None
-        self._handle = handle
+        self.path: str | None = None
+        self.handle = handle
         self.published_address = int(lib.ls_writer_published(handle))
 
     # -- configuration -----------------------------------------------------------------------------
@@ -261,7 +272,7 @@ class Writer:
             | (lib.LS_WRITER_KEY_REQUIRED if key_required else 0)
             | (lib.LS_WRITER_FAST if fast else 0)
         )
-        check(lib.ls_writer_configure(self._handle, config), "configure the writer")
+        check(lib.ls_writer_configure(self.handle, config), "configure the writer")
 
     def attach(
         self,
@@ -333,8 +344,8 @@ class Writer:
         segment.log_fd = log_fd
         segment.index_fd = index_fd
         segment.timeindex_fd = timeindex_fd
-        check(lib.ls_writer_attach(self._handle, segment), "attach a segment", path)
-        self._path = path
+        check(lib.ls_writer_attach(self.handle, segment), "attach a segment", path)
+        self.path = path
 
     def detach(self) -> WriterState:
         """
@@ -348,7 +359,7 @@ class Writer:
                 what :meth:`state` gave before is where it ends.
         """
         segment = ffi.new("struct ls_segment *")
-        check(lib.ls_writer_detach(self._handle, segment), "detach the segment", self._path)
+        check(lib.ls_writer_detach(self.handle, segment), "detach the segment", self.path)
         return WriterState(
             log_end_offset=segment.next_offset,
             **{name: getattr(segment, name) for name in WriterState._fields[1:]},
@@ -356,7 +367,7 @@ class Writer:
 
     def trim(self) -> None:
         """Free the room allocated ahead and the staging buffer: for a log that is idle."""
-        check(lib.ls_writer_trim(self._handle), "trim the segment", self._path)
+        check(lib.ls_writer_trim(self.handle), "trim the segment", self.path)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -384,7 +395,7 @@ class Writer:
         """
         state = _state(self.address)
         if type(state) is int:
-            check(state, "read the writer's state", self._path)
+            check(state, "read the writer's state", self.path)
         return WriterState._make(state)
 
     @property
@@ -413,7 +424,7 @@ class Writer:
 
     def publish(self, next_offset: int) -> None:
         """Let readers see offsets below ``next_offset``; they are written."""
-        check(_publish(self.address, next_offset), "publish an offset", self._path)
+        check(_publish(self.address, next_offset), "publish an offset", self.path)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -431,11 +442,11 @@ class Writer:
 
     def enter_exclusive(self) -> None:
         """Begin what :meth:`exclusive` does."""
-        check(_exclusive(self.address, 1), "enter an exclusive section", self._path)
+        check(_exclusive(self.address, 1), "enter an exclusive section", self.path)
 
     def leave_exclusive(self) -> None:
         """End what :meth:`enter_exclusive` began."""
-        check(_exclusive(self.address, -1), "leave an exclusive section", self._path)
+        check(_exclusive(self.address, -1), "leave an exclusive section", self.path)
 
     # -- appending ---------------------------------------------------------------------------------
 
@@ -485,21 +496,21 @@ class Writer:
             StorageError: A write failed; the segment is as before.
         """
         try:
-            check(lib.ls_writer_open_pieces(self._handle), "append batches", self._path)
+            check(lib.ls_writer_open_pieces(self.handle), "append batches", self.path)
             for batches, headers in pieces:
                 assert headers.dtype == BATCH_DTYPE
                 rows = np.ascontiguousarray(headers)
                 position = lib.ls_writer_put_piece(
-                    self._handle,
+                    self.handle,
                     address_of(batches),
                     size_of(batches),
                     address_of(rows.data),
                     len(headers),
                 )
                 self._check_encoded(position, len(headers))
-            check(lib.ls_writer_close_pieces(self._handle, True), "append batches", self._path)
+            check(lib.ls_writer_close_pieces(self.handle, True), "append batches", self.path)
         except BaseException:
-            lib.ls_writer_close_pieces(self._handle, False)
+            lib.ls_writer_close_pieces(self.handle, False)
             raise
 
     def _check_encoded(self, result: int, batch_count: int) -> None:
@@ -508,13 +519,13 @@ class Writer:
             raise SegmentOffsetOverflowError(
                 "batches do not fit the segment: more than 2^31 - 1 above its base offset or in "
                 "its file; roll first",
-                path=self._path,
+                path=self.path,
             )
         if result == lib.LS_E_CORRUPT:
             raise CorruptRecordError(
-                "headers do not describe these batches; scan the bytes again", path=self._path
+                "headers do not describe these batches; scan the bytes again", path=self.path
             )
-        check(result, f"append {batch_count} batches", self._path)
+        check(result, f"append {batch_count} batches", self.path)
 
     def append_ready(
         self, batches: Buffer, leader_epoch: int, *, as_follower: bool
@@ -621,28 +632,12 @@ class Writer:
         )
         return self._appended(answer)
 
-    def append_plain_list(self, values: Sequence[Buffer | None]) -> range | None:
-        """
-        Append a list or tuple of values, all or nothing, if single appends bypass Python.
-
-        The lock of whoever decides about rolls is not needed: :meth:`exclusive` waits for the end.
-        For that, every item is of type bytes or bytearray, or None: no Python code runs.
-
-        Returns:
-            Their offsets. None: nothing was done, or nothing stays; :meth:`append_list` says why.
-        """
-        answer = _append_list(self.address, values, None, None, None, 0, -1, -1, _PLAIN)
-        result, first_offset = answer[:2]
-        if result <= 0:
-            return None
-        return range(first_offset, first_offset + result)
-
     def _appended(self, answer: tuple[int, ...]) -> Appended:
         result, *fields, problem, index, timestamp = answer
         if result < 0:
             if result == lib.LS_E_REFUSED:
                 _refuse(problem, index, timestamp)
-            check(result, "append records", self._path)
+            check(result, "append records", self.path)
         return Appended._make(fields)
 
 
