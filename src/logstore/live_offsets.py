@@ -28,7 +28,7 @@ pos   bytes  field, in the machine's byte order; int64 but for the header
 240   8      first unstable offset, -1: none
 248   8      recovery point
 256   8      truncation count: odd while one is under way
-320   512    the offsets of the last 64 truncations, by truncation count / 2 mod 64
+320   2048   the offsets of the last 256 truncations, by truncation count / 2 mod 256
 ====  =====  ===========================================================================
 
 **Order.** The writer stores the size, then the log end, after the bytes are written. All else moves

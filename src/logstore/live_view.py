@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.1  # How long a writer may be gone before that is noticed.
 RETRY_SECONDS: Final = 0.001
+LISTINGS_MAX: Final = 4  # Of a look, while truncations go deeper and deeper.
 SETTLE_SECONDS: Final = 5.0  # A directory that changes all that time under a reader is no log's.
 
 
@@ -77,6 +78,7 @@ class Seen(NamedTuple):
         first_unstable_offset: The first offset of the first undecided transaction.
         recovery_point: Below it everything is on the device.
         shown: What the writer shows, if it does.
+        is_cut: It truncates; what is below that is seen.
     """
 
     state: State
@@ -87,6 +89,7 @@ class Seen(NamedTuple):
     first_unstable_offset: int | None
     recovery_point: int
     shown: PageOffsets | None
+    is_cut: bool = False
 
 
 class LiveView:
@@ -218,46 +221,79 @@ class LiveView:
         file = self._file
         assert file is not None
         shown = file.page.load()
-        if shown is None or shown.truncation_count % 2:
+        if shown is None:
             return None
         if (
             before is not None
             and before.shown is not None
             and before.shown.place == shown.place
+            and shown.truncation_count % 2 == 0
+            and not before.is_cut
             and isinstance(before.segments[-1], LiveSegment)
         ):
             segments = before.segments
             active = before.segments[-1]
             active.grow(shown.size_bytes, shown.offset_entry_count, shown.time_entry_count)
+            cut = None
         else:
-            listed = self._list_segments(shown, before)
+            listed, cut = self._list_below_truncations(shown, before)
             later = file.page.load()
             if (
                 listed is None
                 or later is None
-                or later.history != shown.history
+                or later.writer_epoch != shown.writer_epoch
                 or later.log_start_offset > shown.log_end_offset
             ):
                 return None
             segments = listed
             # What was deleted while the directory was listed is below the log start of now.
             shown = shown._replace(log_start_offset=later.log_start_offset)
+        end = LogOffsetMetadata(shown.log_end_offset, shown.active_base_offset, shown.size_bytes)
+        if cut is not None:
+            last = segments[-1]
+            end = LogOffsetMetadata(cut, last.base_offset, last.size_bytes)
+            if cut < shown.log_start_offset:
+                return None
         self._note_truncations(shown.truncation_count)
-        end = shown.log_end_offset
-        high_watermark = end if shown.high_watermark < 0 else min(shown.high_watermark, end)
+        high_watermark = shown.high_watermark
+        unstable = shown.first_unstable_offset
         return Seen(
             State.LIVE,
             segments,
-            LogOffsetMetadata(end, shown.active_base_offset, shown.size_bytes),
+            end,
             shown.log_start_offset,
-            high_watermark,
-            None if shown.first_unstable_offset < 0 else shown.first_unstable_offset,
-            min(shown.recovery_point, end),
+            end.message_offset if high_watermark < 0 else min(high_watermark, end.message_offset),
+            None if unstable < 0 or unstable >= end.message_offset else unstable,
+            min(shown.recovery_point, end.message_offset),
             shown,
+            cut is not None,
         )
 
-    def _list_segments(self, shown: PageOffsets, before: Seen | None) -> list[LogSegment] | None:
-        """Return the segments that belong to what is shown, None if they are not there."""
+    def _list_below_truncations(
+        self, shown: PageOffsets, before: Seen | None
+    ) -> tuple[list[LogSegment] | None, int | None]:
+        """
+        Return the segments that belong to what is shown, and where they end if that is not the end.
+
+        Below the lowest target of the truncations since then, the log is as it was, also while they
+        are under way: a writer that truncates all the time keeps nobody from reading the rest.
+        """
+        assert self._file is not None
+        cut = self._file.page.truncated_to(shown.truncation_count)
+        for _ in range(LISTINGS_MAX):
+            if cut is not None and cut <= max(shown.log_start_offset, 0):
+                break
+            segments = self._list_segments(shown, before, cut)
+            lower = self._file.page.truncated_to(shown.truncation_count)
+            if lower == cut:
+                return segments, cut
+            cut = lower
+        return None, None
+
+    def _list_segments(
+        self, shown: PageOffsets, before: Seen | None, cut: int | None
+    ) -> list[LogSegment] | None:
+        """Return the segments below ``cut`` that belong to what is shown; None: not all there."""
         names = set(self._files.listdir(self._directory))
         bases = sorted(
             base
@@ -265,25 +301,18 @@ class LiveView:
             if name.endswith(LOG_SUFFIX)
             and (base := offset_of_file(name)) is not None
             and base <= shown.active_base_offset
+            and (cut is None or base < cut)
         )
-        if not bases or bases[-1] != shown.active_base_offset:
+        if not bases or (cut is None and bases[-1] != shown.active_base_offset):
             return None
-        known: dict[int, LiveSegment] = {}
-        if (
-            before is not None
-            and before.shown is not None
-            and before.shown.history == shown.history
-        ):
-            known = {
-                each.base_offset: each for each in before.segments if isinstance(each, LiveSegment)
-            }
+        known = self._known_segments(shown, before)
         segments: list[LogSegment] = []
         unindexed: list[LogSegment] = []
         for base in bases:
-            is_active = base == shown.active_base_offset
+            is_active = base == bases[-1]
             segment = known.get(base)
             try:
-                if is_active:
+                if is_active and cut is None:
                     size_bytes = shown.size_bytes
                 elif segment is not None and not segment.is_active:
                     size_bytes = segment.size_bytes
@@ -293,23 +322,47 @@ class LiveView:
                     )
             except StorageError:
                 return None
-            if segment is None or (is_active and not segment.is_active):
+            if segment is None or (is_active and (cut is not None or not segment.is_active)):
                 segment = self._new_segment(base, size_bytes, is_active=is_active)
                 if segment_file_name(base, TXN_INDEX_SUFFIX) not in names:
                     unindexed.append(segment)
             elif segment.is_active and not is_active:
                 segment.seal(size_bytes)
-            if is_active:
+            if is_active and cut is None:
                 segment.grow(size_bytes, shown.offset_entry_count, shown.time_entry_count)
+            elif is_active:
+                try:
+                    if segment.find_end(shown.log_end_offset if cut is None else cut) != cut:
+                        return None
+                except (StorageError, CorruptRecordError):
+                    return None
             segments.append(segment)
         if unindexed:
-            end = shown.log_end_offset
+            end = shown.log_end_offset if cut is None else cut
             finder = AbortedFinder(
                 self._directory, self._config, segments, end, files=self._files, clock=self._clock
             )
             for each in unindexed:
                 each.distrust_missing_txn_index(finder, end)
         return segments
+
+    def _known_segments(self, shown: PageOffsets, before: Seen | None) -> dict[int, LiveSegment]:
+        """Return the segments of the last look whose files are the same, by base offset."""
+        if (
+            before is None
+            or before.shown is None
+            or before.shown.writer_epoch != shown.writer_epoch
+            or self._file is None
+        ):
+            return {}
+        segments = [each for each in before.segments if isinstance(each, LiveSegment)]
+        if before.is_cut:
+            segments.pop()
+        lowest = self._file.page.truncated_to(before.shown.truncation_count)
+        if lowest is not None:
+            ends = [each.base_offset for each in segments[1:]]
+            segments = [each for each, end in zip(segments, ends, strict=False) if end <= lowest]
+        return {each.base_offset: each for each in segments}
 
     def _new_segment(self, base_offset: int, size_bytes: int, *, is_active: bool) -> LiveSegment:
         return LiveSegment(

@@ -440,7 +440,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                         raise
                     self._skip(error)
                     continue
-            if self._truncations != self._log.truncations:
+            if self._truncations != self._log.truncations and not self._is_kept(items):
                 self._read_again()
                 continue
             if items:
@@ -451,6 +451,11 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         self._origin += self._position  # Where a read that goes on does so.
         self._filled = self._position = 0
         return None
+
+    def _is_kept(self, items: list[Any] | None) -> bool:
+        """Whether items were in the log when they were read: truncations since went less deep."""
+        lowest = self._log.truncated_to(self._truncations)
+        return bool(items) and lowest is not None and lowest >= self._next
 
     def _read_again(self) -> None:
         """

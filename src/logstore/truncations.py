@@ -35,7 +35,7 @@ class Truncations:
     def __init__(self) -> None:
         self.count = 0
         self.live: LiveOffsets | None = None
-        self._targets: deque[int] = deque(maxlen=TARGETS_MAX)
+        self._targets: deque[tuple[int, int]] = deque(maxlen=TARGETS_MAX)
 
     def under_way(self, target_offset: int) -> UnderWay:
         """Return a context in which everything from an offset on goes."""
@@ -44,7 +44,7 @@ class Truncations:
     def begin(self, target_offset: int) -> None:
         """Say, before anything changes, that everything from an offset on goes."""
         assert self.count % 2 == 0
-        self._targets.append(target_offset)
+        self._targets.append((self.count // 2, target_offset))
         self.count += 1
         if self.live is not None:
             self.live.truncating(target_offset)
@@ -58,16 +58,18 @@ class Truncations:
 
     def note(self, target_offset: int) -> None:
         """Learn of one that another process has made."""
-        self._targets.append(target_offset)
+        self._targets.append((self.count // 2, target_offset))
         self.count += 2
 
     def lowest_since(self, count: int) -> int | None:
-        """Return the lowest target since a count, None if there was none, 0 if it is not known."""
-        new = (self.count + 1) // 2 - count // 2
-        if new == 0:
+        """Return the lowest target since a count, None if there was none, 0: not known."""
+        first = count // 2
+        if (self.count + 1) // 2 == first:
             return None
-        targets = list(self._targets)
-        return min(targets[-new:]) if new <= len(targets) else 0
+        targets = list(self._targets)  # Perhaps with one that begins at this moment.
+        if targets[0][0] > first:
+            return 0
+        return min(target for number, target in targets if number >= first)
 
 
 class UnderWay:

@@ -11,6 +11,7 @@ Source: Kafka ``FileLock``; spec 2.7; DESIGN.md D3.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -24,6 +25,7 @@ from logstore.files import REAL_FILES, Files
 LOCK_FILE: Final = ".lock"
 LOCK_POLL_SECONDS: Final = 0.01
 LOCK_FILE_BYTES_MAX: Final = 4096
+FORBIDDEN: Final = (errno.EACCES, errno.EPERM)
 
 
 class WriterLock:
@@ -228,23 +230,33 @@ def locked_error(path: str, files: Files) -> LockedError:
 
 
 def is_signed(directory: str, files: Files = REAL_FILES) -> bool:
-    """Return whether the last writer of a directory was a logstore: a broker leaves no name."""
+    """
+    Return whether the last writer of a directory was a logstore: a broker leaves no name.
+
+    Who may not read the file takes it for a logstore's: of that, less is safe to read.
+    """
     try:
         data = files.read_file(os.path.join(directory, LOCK_FILE))
-    except StorageError:
-        return False
+    except StorageError as error:
+        return error.errno in FORBIDDEN
     return _Holder.parse(data[:LOCK_FILE_BYTES_MAX]).epoch > 0
 
 
 def has_writer(directory: str, files: Files = REAL_FILES) -> bool:
-    """Return whether somebody holds the lock of a directory; needs no right to write there."""
+    """
+    Return whether somebody holds the lock of a directory; needs no right to write there.
+
+    Who may not read the file has to expect that somebody does.
+    """
     path = os.path.join(directory, LOCK_FILE)
     if _is_held_here(path):
         return True
     try:
         fd = files.open(path, os.O_RDONLY)
     except StorageError as error:
-        if isinstance(error, DiskFullError) or error.errno not in (2, 13):  # ENOENT, EACCES
+        if error.errno in FORBIDDEN:
+            return True
+        if isinstance(error, DiskFullError) or error.errno != errno.ENOENT:
             raise
         return False
     try:

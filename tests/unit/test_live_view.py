@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -115,6 +116,64 @@ class TestBesideAWriter:
         writer.truncate_to(30)
         with pytest.raises(logstore.OffsetOutOfRangeError, match="truncated"):
             next(records)
+
+    def test_read_while_truncations_are_under_way(self, writer, path):
+        """Below their target the log is readable all the time, for who was there and who comes."""
+        for at in range(60):
+            writer.append(b"%d" % at)
+        with logstore.open(path, "r") as reader:
+            records = reader.read_values()
+            assert b"0" == next(records)
+            with writer._truncations.under_way(33):
+                for log in (reader, logstore.open(path, "r")):
+                    assert 33 == log.log_end_offset
+                    assert [b"%d" % at for at in range(33)] == values(log)
+                    assert b"32" == log[32].value
+                    with pytest.raises(logstore.OffsetOutOfRangeError) as caught:
+                        log[33]
+                    assert (0, 33) == (caught.value.log_start_offset, caught.value.log_end_offset)
+                    assert State.LIVE is log._view.state
+                log.close()
+            assert [b"%d" % at for at in range(1, 60)] == list(records)  # It came to nothing.
+
+    def test_a_truncation_begins_while_the_directory_is_listed(self, writer, path, monkeypatch):
+        """What is below its target is as it was."""
+        for at in range(60):
+            writer.append(b"%d" % at)
+        with logstore.open(path, "r") as reader:
+            listdir = reader._files.listdir
+            targets = [50, 45, 30]
+
+            def list_meanwhile(directory):
+                if targets:
+                    target = targets.pop(0)
+                    writer.truncate_to(target)
+                    writer.extend([b"new"] * 30)
+                return listdir(directory)
+
+            monkeypatch.setattr(
+                type(reader._files), "listdir", lambda _, path: list_meanwhile(path)
+            )
+            writer.roll()
+            assert 30 <= reader.log_end_offset <= 60
+            assert [] == targets
+            monkeypatch.undo()
+            assert [b"%d" % at for at in range(30)] + [b"new"] * 30 == values(reader)
+
+    def test_records_below_a_truncation_are_kept(self, writer, reader, monkeypatch):
+        """A truncation during each block of a read does not keep it from going on."""
+        for at in range(300):
+            writer.append(b"%d" % at)
+        records = reader.read_values(stop=200)
+        inner = records._at_bytes
+
+        def at_bytes(_):
+            writer.truncate_to(writer.log_end_offset - 1)
+            return inner()
+
+        monkeypatch.setattr(type(records), "_at_bytes", at_bytes)
+        assert [b"%d" % at for at in range(200)] == list(records)
+        monkeypatch.undo()
 
     def test_deletion(self, writer, reader):
         """Below the log start: an error with the range. What is open is read to its end."""
@@ -226,6 +285,28 @@ class TestBesideAWriter:
             assert [b"x", b"y"] == values(copy)
 
 
+def as_nobody(path):
+    """Return what a process without rights sees of a log: its state and its values."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            with logstore.open(path, "r") as log:
+                os.write(write_end, pickle.dumps((log._view.state.value, values(log))))
+        except BaseException as error:  # noqa: BLE001
+            os.write(write_end, pickle.dumps(repr(error)))
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(pid, 0)
+    return pickle.loads(data)
+
+
 class TestWithoutLiveOffsets:
     def test_deleted_file(self, writer, path):
         """A reader that has it goes on; another one sees what was flushed."""
@@ -241,6 +322,25 @@ class TestWithoutLiveOffsets:
                 writer._write_checkpoints()
                 until(lambda: new.log_end_offset == 31)
                 assert values(old) == values(new)
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+    def test_lock_that_may_not_be_read(self):
+        """Who cannot tell whether somebody writes sees what the writer shows, else the flushed."""
+        with tempfile.TemporaryDirectory() as directory:
+            os.chmod(directory, 0o755)  # pytest's own is closed to others.
+            path = os.path.join(directory, "orders-0")
+            with logstore.open(path) as writer:
+                os.chmod(os.path.join(path, ".lock"), 0)
+                writer.extend([b"flushed"])
+                writer.flush()
+                writer.flush_metadata()
+                writer._write_checkpoints()
+                writer.extend([b"written"])
+                assert ("live", [b"flushed", b"written"]) == as_nobody(path)
+                os.chmod(os.path.join(path, LIVE_OFFSETS_FILE), 0)
+                assert ("flushed", [b"flushed"]) == as_nobody(path)
+            os.chmod(os.path.join(path, LIVE_OFFSETS_FILE), 0o644)
+            assert ("flushed", [b"flushed", b"written"]) == as_nobody(path)
 
     def test_beside_a_broker(self, tmp_path):
         """Its lock is on the log directory; the high watermark checkpoint says what is readable."""

@@ -789,7 +789,7 @@ enum {
     LS_LIVE_HEADER_BYTES = 128,
     LS_LIVE_END_AT = 128,    /* int64, the log end offset: ls_load reads it */
     LS_LIVE_CHANGE_AT = 192, /* int64, moves with everything but the log end; odd meanwhile */
-    LS_LIVE_TRUNCATIONS = 64,
+    LS_LIVE_TRUNCATIONS = 256,
     LS_LIVE_WAIT_MAX = 128
 };
 
