@@ -16,8 +16,6 @@ Source: Kafka ``UnifiedLog.append``; spec 5.3.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -29,7 +27,6 @@ from logstore.append_analysis import NO_LEADER_EPOCH, LogAppendInfo, analyze
 from logstore.append_origin import AppendOrigin
 from logstore.compression import CompressionType
 from logstore.errors import (
-    ClosedError,
     InvalidTxnStateError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
@@ -40,6 +37,7 @@ from logstore.legacy import LegacyEntry
 from logstore.partition import FLUSH_MESSAGES_NEVER
 from logstore.partition_watermarks import WatermarkedPartition
 from logstore.record import RecordBatch, TimestampType, iterate_batches
+from logstore.scheduler import weakly
 from logstore.validator import LogValidator
 
 if TYPE_CHECKING:
@@ -328,43 +326,29 @@ class AppendingPartition(WatermarkedPartition):
     def roll_segment(self, expected_next_offset: int = 0) -> LogSegment:
         """Roll; the lock is held."""
         self.sync_producer_state()
-        sealed = self._local_log.active_segment
-        segment = self._local_log.roll(expected_next_offset, recovery_point=self.recovery_point)
+        sealed, recovery_point = self._local_log.active_segment, self.recovery_point
+        was_flushed = self.log_end_offset <= recovery_point  # Then its indexes are, by the roll.
+        segment = self._local_log.roll(expected_next_offset, recovery_point=recovery_point)
         base_offset = segment.base_offset
+        self._flush_later(sealed, base_offset, base_offset if was_flushed else sealed.base_offset)
         self._show_active_segment()
         # The base offset may be above the log end: the snapshot belongs to the segment.
         self.producer_state.update_map_end_offset(base_offset)
-        snapshot = self.producer_state.take_snapshot(sync=False)
+        self.producer_state.take_snapshot(sync=False)
         self._update_high_watermark_with_log_end()
-
-        def flush_log() -> None:
-            if self._is_closed:
-                return
-            if snapshot is not None:
-                self._flush_snapshot(snapshot)
-            self.flush(base_offset)
-            with contextlib.suppress(ClosedError):  # Deleted meanwhile.
-                sealed.flush_indexes()  # If a flush came before, which left them out.
-
-        self._scheduler.schedule("flush-log", flush_log)
+        self._scheduler.schedule("flush-log", weakly(self, type(self)._flush_sealed_segments))
         self.refresh_fast_path()
         return segment
+
+    def _flush_sealed_segments(self) -> None:
+        """Flush what is sealed by now: when rolls come faster than flushes, one does for many."""
+        self.flush(self._local_log.active_segment.base_offset)
 
     def _sync_producer_state(self) -> None:
         """Let producer state know what the C append path has written."""
         self.producer_state.update_map_end_offset(
             max(self.producer_state.map_end_offset, self._writer.log_end_offset)
         )
-
-    def _flush_snapshot(self, path: str) -> None:
-        """Make a producer snapshot durable, if it is still there."""
-        if not self._files.exists(path):
-            return
-        fd = self._files.open(path, os.O_RDONLY)
-        try:
-            self._files.fdatasync(fd)
-        finally:
-            self._files.close(fd)
 
 
 def _assigned(

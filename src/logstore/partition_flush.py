@@ -15,10 +15,14 @@ from typing import Final
 from logstore.errors import ClosedError, StorageError
 from logstore.flushing import GroupCommit
 from logstore.partition import Partition, PeriodicWork
+from logstore.scheduler import weakly
+from logstore.sealed_files import FLUSHED_TOGETHER, SealedFiles
 from logstore.segment import LogSegment
+from logstore.watermarks import LogOffsets
 
 FLUSH_MS_NEVER: Final = 2**63 - 1
-FLUSHED_TOGETHER: Final = 16  # Segments that the device is given at the same time.
+# By then a system has written small files by itself, as a rule, and waiting for them costs little.
+FLUSH_INDEXES_DELAY_MS: Final = 30_000
 
 
 class FlushedPartition(Partition):
@@ -29,9 +33,11 @@ class FlushedPartition(Partition):
     """
 
     _group_commit: GroupCommit
+    _sealed_files: SealedFiles
 
     def _begin_flushes(self) -> None:
         """Finish what a new object needs."""
+        self._sealed_files = SealedFiles(self._files)
         self._group_commit = GroupCommit(self._flush_below, self._flusher, self._poison)
 
     def _periodic_work(self) -> list[PeriodicWork]:
@@ -111,7 +117,8 @@ class FlushedPartition(Partition):
         Flush the segments below ``flush_offset``, then raise the recovery point.
 
         The segment of the recovery point is recovered after a crash, indexes and all: those of the
-        active segment need not be flushed before it is sealed or closed.
+        active segment need not be flushed before it is sealed or closed. Those of one that was
+        sealed are flushed later: :meth:`_flush_sealed_files`.
         """
         with self._lock:
             if self._is_closed:
@@ -123,23 +130,26 @@ class FlushedPartition(Partition):
             recovery_point = min(recovery_point, self.log_end_offset)
             # From the segment that ends there: sealing it has changed its files after their flush.
             segments = self._local_log.segments.between(max(0, start - 1), max(start, flush_offset))
+            later = {each for each in segments if each is active or each in self._sealed_files}
+        if closing:
+            later.clear()
         for first in range(0, len(segments), FLUSHED_TOGETHER):
             together = segments[first : first + FLUSHED_TOGETHER]
             if together != (active,):
                 for segment in together:
                     with self._unless_deleted(segment):
-                        segment.start_flush(with_indexes=closing or segment is not active)
+                        segment.start_flush(with_indexes=segment not in later)
             for segment in together:
                 with self._unless_deleted(segment):
-                    segment.flush(with_indexes=closing or segment is not active)
+                    segment.flush(with_indexes=segment not in later)
         if segments and segments[-1].base_offset >= start:
             self._files.fsync_directory(self._directory)
-        with self._sealed_meanwhile_flushed(active):
+        with self._lock:  # What was the active segment may be sealed by now: its indexes wait.
             # A truncation in between may have put other bytes below the offset.
             if truncations == self._truncations.count and recovery_point > self.recovery_point:
                 self._watermarks.raise_recovery_point(recovery_point, self._clock.milliseconds())
                 if self._checkpoints is not None:
-                    self._checkpoints.maybe_write(self._watermarks.snapshot)
+                    self._checkpoints.maybe_write(self._offsets_to_keep)
                 if self._local_log.active_segment.base_offset < recovery_point:
                     self._flusher.allow()
 
@@ -152,25 +162,44 @@ class FlushedPartition(Partition):
             if self._local_log.segments.get(segment.base_offset) is segment:
                 raise
 
-    @contextlib.contextmanager
-    def _sealed_meanwhile_flushed(self, active: LogSegment) -> Iterator[None]:
-        """
-        Hold the lock when what was the active segment still is, or its indexes are on the device.
+    # -- indexes of sealed segments ----------------------------------------------------------------
 
-        Once the recovery point is behind it a sealed segment is not recovered any more.
+    def _flush_later(self, sealed: LogSegment, snapshot_offset: int, limit: int) -> None:
         """
-        self._lock.acquire()
-        try:
-            if self._local_log.active_segment is not active:
-                self._lock.release()
-                try:
-                    with self._unless_deleted(active):
-                        active.flush_indexes()
-                finally:
-                    self._lock.acquire()
-            yield
-        finally:
-            self._lock.release()
+        Have indexes and snapshot of a segment that was just sealed flushed; the lock is held.
+
+        Until then the recovery point on the disk does not rise above ``limit``.
+        """
+        if not self._sealed_files:
+            action = weakly(self, type(self)._flush_sealed_files)
+            self._scheduler.schedule("flush-indexes", action, FLUSH_INDEXES_DELAY_MS)
+        self._sealed_files.add(sealed, snapshot_offset, limit)
+
+    def _flush_sealed_files(self) -> None:
+        """
+        Make indexes of sealed segments, and producer snapshots, durable.
+
+        Until then a crash makes a recovery longer: the recovery point on the disk, unlike
+        :attr:`recovery_point`, does not rise above the first of these segments.
+
+        Raises:
+            StorageError: What reached the disk is unknown; the log is poisoned.
+
+        Source: decision 0049.
+        """
+        self.check_writable()
+        with self._closing_fast_path(), self._poison.if_it_fails():
+            self._sealed_files.flush(
+                self._directory,
+                lambda segment: self._local_log.segments.get(segment.base_offset) is segment,
+                self.producer_state.fetch_snapshot,
+            )
+
+    def _offsets_to_keep(self) -> LogOffsets:
+        """Return the offsets that a recovery may begin with; the lock is held."""
+        offsets = self._watermarks.snapshot()
+        limit = self._sealed_files.limit(offsets.recovery_point)
+        return offsets._replace(recovery_point=limit)
 
     @property
     def last_flush_ms(self) -> int:

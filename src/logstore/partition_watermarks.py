@@ -235,4 +235,4 @@ class WatermarkedPartition(FlushedPartition):
 
     def _write_checkpoints(self) -> None:
         if self._checkpoints is not None:
-            self._checkpoints.write(self.offsets)
+            self._checkpoints.write(self._offsets_to_keep())

@@ -468,8 +468,12 @@ class LogSegment(ReadableSegment):
             with self.handle.lease() as fd:
                 self._files.start_writeback(fd)
         if with_indexes:
-            self.offset_index.start_flush()
-            self.time_index.start_flush()
+            self.start_flush_of_indexes()
+
+    def start_flush_of_indexes(self) -> None:
+        """Let the device begin with what :meth:`flush_indexes` will wait for."""
+        self.offset_index.start_flush()
+        self.time_index.start_flush()
 
     def flush(self, *, with_indexes: bool = True) -> None:
         """
@@ -479,7 +483,8 @@ class LogSegment(ReadableSegment):
         it, and would be waited for again.
 
         Args:
-            with_indexes: False: the segment is recovered after a crash, which rebuilds them.
+            with_indexes: False: the segment is recovered after a crash, which rebuilds them, until
+                :meth:`flush_indexes` was called.
 
         Source: Kafka ``LogSegment.flush``; spec 4.9.
         """
@@ -487,10 +492,10 @@ class LogSegment(ReadableSegment):
         if change_count != self._flushed_change_count:
             with self.handle.lease() as fd:
                 self._files.fdatasync(fd)
+        if not is_attached:  # A writer changes files without saying so here.
+            self._flushed_change_count = change_count
         if with_indexes:
             self.flush_indexes()
-            if not is_attached:  # A writer changes files without saying so here.
-                self._flushed_change_count = change_count
 
     def flush_indexes(self) -> None:
         """Make the indexes durable; nothing happens if they are."""

@@ -413,8 +413,9 @@ class UnifiedLog(AppendingPartition):
     def _lower_recovery_point(self, offset: int) -> None:
         """Make a recovery point durable that a truncation cannot fall below."""
         if self._checkpoints is not None and self.recovery_point > offset:
-            offsets = self.offsets
-            self._checkpoints.write(offsets._replace(recovery_point=offset))
+            offsets = self._offsets_to_keep()
+            limit = min(offsets.recovery_point, offset)
+            self._checkpoints.write(offsets._replace(recovery_point=limit))
 
     def _finish_truncation(self) -> None:
         """Bring producer state and watermarks to a log that has become shorter."""
@@ -455,6 +456,7 @@ class UnifiedLog(AppendingPartition):
         try:
             self.flush_metadata()
             self.flush(force=True)
+            self._flush_sealed_files()
             is_clean = self._close_files()
         finally:
             self._leave(is_clean=is_clean)
@@ -466,6 +468,7 @@ class UnifiedLog(AppendingPartition):
                 return False
             # What came after the flush, which did not hold the lock.
             self._flush(self.log_end_offset + 1, self.log_end_offset, closing=True)
+            self._flush_sealed_files()
             self.sync_producer_state()
             self.producer_state.take_snapshot()
             self.leader_epochs.flush()

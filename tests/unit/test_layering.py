@@ -45,7 +45,7 @@ LAYERS = [
     {"index_repair"},
     {"segment_reading"},
     {"segment"},
-    {"producer_rebuild", "quarantine", "segment_split"},
+    {"producer_rebuild", "quarantine", "sealed_files", "segment_split"},
     {"aborted_finder", "damage"},
     {"leftovers", "local_log", "partition_state", "reader"},
     {"loader"},
