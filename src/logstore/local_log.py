@@ -14,7 +14,6 @@ import errno
 import os
 import random
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +26,7 @@ from logstore.file_records import (
 )
 from logstore.flushing import Poison
 from logstore.index import OffsetPosition
+from logstore.open_files import OPEN_FILES
 from logstore.segment import (
     DELETED_SUFFIX,
     SEGMENT_SUFFIXES,
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from logstore.files import Files
     from logstore.index import AbortedTxn
     from logstore.scheduler import Scheduler
-
-# Sealed segments whose files are open at the same time (DESIGN.md D12); a read opens them again.
-OPEN_SEGMENTS_MAX: Final = 64
+    from logstore.segment_files import FileOwner
 
 
 class Segments:
@@ -145,9 +143,9 @@ class LocalLog:
 
     __slots__ = (
         "_clock",
+        "_file_owner",
         "_files",
         "_held",
-        "_opened",
         "_scheduler",
         "config",
         "directory",
@@ -177,22 +175,15 @@ class LocalLog:
         self._clock = clock
         self._scheduler = scheduler
         self._held: LogOffsetMetadata | None = None
-        self._opened: deque[LogSegment] = deque()
+        self._file_owner: FileOwner | None = None
         assert len(self.segments) > 0
-        for segment in self.segments:
-            segment.on_open = self._note_open
         writer.publish(log_end_offset)
 
-    def _note_open(self, segment: LogSegment) -> None:
-        """Let the sealed segment that was opened first give up its files, beyond a number."""
-        opened = self._opened
-        opened.append(segment)
-        for _ in range(len(opened) - OPEN_SEGMENTS_MAX):
-            oldest = opened.popleft()
-            if oldest is self.segments.active:
-                opened.append(oldest)
-            else:
-                oldest.release()
+    def set_file_owner(self, owner: FileOwner) -> None:
+        """Let the log say when a segment's files may be closed, of these and of later ones."""
+        self._file_owner = owner
+        for segment in self.segments:
+            segment.owner = owner
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -227,7 +218,7 @@ class LocalLog:
         """See other segments, of a log that another process writes."""
         self.segments = Segments(segments)
         for segment in self.segments:
-            segment.on_open = self._note_open
+            segment.owner = self._file_owner
 
     def hold(self, log_end: LogOffsetMetadata) -> None:
         """Set the log end and its place, of a log that another process writes."""
@@ -237,7 +228,9 @@ class LocalLog:
         """Attach the writer to the active segment, if it is not yet, and return the segment."""
         active = self.segments.active
         if not active.is_attached:
-            active.attach(self.writer, segment_ms=self.config.max_segment_ms)
+            OPEN_FILES.with_room(
+                lambda: active.attach(self.writer, segment_ms=self.config.max_segment_ms)
+            )
         return active
 
     def append(self, batches: Buffer | PatchedBatch, headers: npt.NDArray[np.void]) -> None:
@@ -294,7 +287,7 @@ class LocalLog:
             if error.errno != errno.EEXIST:
                 raise
             segment = self._fresh_segment(base_offset)
-        segment.on_open = self._note_open
+        segment.owner = self._file_owner
         return segment
 
     def _fresh_segment(self, base_offset: int) -> LogSegment:

@@ -9,16 +9,19 @@ Source: Kafka ``UnifiedLog.flush``, ``LogManager``; spec 5.8.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Final
 
-from logstore.errors import ClosedError, StorageError
+from logstore.errors import ClosedError, LogStoreError, StorageError
 from logstore.flushing import GroupCommit
 from logstore.partition import Partition, PeriodicWork
 from logstore.scheduler import weakly
 from logstore.sealed_files import FLUSHED_TOGETHER, SealedFiles
 from logstore.segment import LogSegment
 from logstore.watermarks import LogOffsets
+
+logger = logging.getLogger(__name__)
 
 FLUSH_MS_NEVER: Final = 2**63 - 1
 # By then a system has written small files by itself, as a rule, and waiting for them costs little.
@@ -38,6 +41,7 @@ class FlushedPartition(Partition):
     def _begin_flushes(self) -> None:
         """Finish what a new object needs."""
         self._sealed_files = SealedFiles(self._files)
+        self._local_log.set_file_owner(self)
         self._group_commit = GroupCommit(self._flush_below, self._flusher, self._poison)
 
     def _periodic_work(self) -> list[PeriodicWork]:
@@ -200,6 +204,77 @@ class FlushedPartition(Partition):
         offsets = self._watermarks.snapshot()
         limit = self._sealed_files.limit(offsets.recovery_point)
         return offsets._replace(recovery_point=limit)
+
+    # -- files that are closed while they are not needed -------------------------------------------
+
+    def start_giving_up(self, segment: LogSegment) -> None:
+        """Let the device begin with what :meth:`give_up_files` will wait for."""
+        if not self._is_to_flush(segment):
+            return
+        try:
+            segment.start_flush(with_indexes=False)
+        except ClosedError:
+            return
+        except StorageError as error:
+            self._poison_by(error)
+
+    def give_up_files(self, segment: LogSegment) -> bool:
+        """
+        Close a segment's files until they are needed again; False: something goes on in the log.
+
+        What is not flushed is flushed first: an error of the device is told to a descriptor that
+        was open when the write was made. If it fails the log is poisoned, and the files are closed.
+
+        Never waits for the log, nor for an append: its thread may wait for the caller's.
+
+        Source: DESIGN.md D12.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            # If it is this thread that changes the log it needs the files, further up.
+            return self._depth == 0 and self._give_up_files(segment)
+        except LogStoreError as error:
+            logger.warning("%s: its files stay open: %s", segment.log_path, error)
+            return False
+        finally:
+            self._lock.release()
+
+    def _give_up_files(self, segment: LogSegment) -> bool:
+        """Do so under the log's lock."""
+        if segment.is_attached:
+            if not self._writer.try_enter_exclusive():
+                return False
+            try:
+                self._writer.trim()
+                segment.detach()
+            finally:
+                self._writer.leave_exclusive()
+        if self._is_to_flush(segment):
+            try:
+                segment.flush(with_indexes=False)
+            except StorageError as error:
+                self._poison_by(error)
+        if self._poison.cause is not None and not self._is_closed:
+            self.refresh_fast_path()
+        self.forget_places()
+        segment.release()
+        return True
+
+    def _is_to_flush(self, segment: LogSegment) -> bool:
+        """Whether a segment is open and has bytes that may not be on the device."""
+        if self._is_closed or self._is_read_only or self._poison.cause is not None:
+            return False
+        segments = self._local_log.segments
+        if not segment.has_open_log or segments.get(segment.base_offset) is not segment:
+            return False
+        following = segments.higher(segment.base_offset)
+        end = self.log_end_offset if following is None else following.base_offset
+        return end > self.recovery_point
+
+    def _poison_by(self, error: StorageError) -> None:
+        logger.error("%s: %s; close the log and open it again", self._directory, error)
+        self._poison.cause = self._poison.cause or error
 
     @property
     def last_flush_ms(self) -> int:

@@ -26,6 +26,7 @@ from logstore.errors import (
 )
 from logstore.files import REAL_FILES, FileHandle, Files
 from logstore.index import TimestampOffset
+from logstore.open_files import OPEN_FILES
 from logstore.recovery import StepBuffer, recover_segment
 from logstore.segment_files import (
     CLEANED_SUFFIX,
@@ -105,6 +106,7 @@ class LogSegment(ReadableSegment):
         "_attachments",
         "_change_count",
         "_clock",
+        "_end_at_last_look",
         "_flushed_change_count",
         "bytes_since_last_index_entry",
         "created_ms",
@@ -142,6 +144,7 @@ class LogSegment(ReadableSegment):
         self._change_count = 0
         self._flushed_change_count = -1  # What it was before a flush of everything; -1: never.
         self._attachments: contextlib.ExitStack | None = None
+        self._end_at_last_look = -1  # Of an attached segment, see take_use.
         self.roll_jitter_ms: Final = roll_jitter_ms
         self.created_ms = clock.milliseconds()
         self.bytes_since_last_index_entry = 0
@@ -228,15 +231,14 @@ class LogSegment(ReadableSegment):
         if self._attachments is not None:
             self._attachments.close()
 
-    def release(self) -> None:
-        """Forget the open files, if no writer needs them: the last range read closes its file."""
-        with self._guard:
-            if self._writer is not None:
-                return
-            self._handle = None
-        for index in (self._offset_index, self._time_index, self._txn_index):
-            if index is not None:
-                index.release()
+    def take_use(self) -> bool:
+        """Return whether files were used, or written, since this was last asked."""
+        was_used = super().take_use()
+        writer = self._writer
+        if writer is None:
+            return was_used
+        end, self._end_at_last_look = self._end_at_last_look, writer.log_end_offset
+        return was_used or end != self._end_at_last_look
 
     def resize_indexes(self) -> None:
         """Give both indexes room for appends; makes them if they are not there yet."""
@@ -499,6 +501,9 @@ class LogSegment(ReadableSegment):
 
     def flush_indexes(self) -> None:
         """Make the indexes durable; nothing happens if they are."""
+        OPEN_FILES.with_room(self._flush_indexes)
+
+    def _flush_indexes(self) -> None:
         self._write_aborted()
         if (writer := self._writer) is not None:
             writer.settle_entries()

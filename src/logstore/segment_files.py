@@ -20,15 +20,13 @@ import contextlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from logstore.errors import ClosedError, DiskFullError, StorageError
 from logstore.file_views import FileViews
 from logstore.files import FileHandle, Files
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from logstore.open_files import OPEN_FILES
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -65,6 +63,18 @@ def segment_file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:0{OFFSET_DIGITS}d}{suffix}"
 
 
+class FileOwner(Protocol):
+    """The log that segments belong to."""
+
+    def start_giving_up(self, segment: Any) -> None:
+        """Let the device begin with what :meth:`give_up_files` has to wait for."""
+        ...
+
+    def give_up_files(self, segment: Any) -> bool:
+        """Close a segment's files, if nobody needs them now; raises nothing."""
+        ...
+
+
 class SegmentFiles:
     """
     One segment's ``.log`` file and its indexes, as files.
@@ -91,13 +101,14 @@ class SegmentFiles:
         "_index_bytes",
         "_is_closed",
         "_is_fresh",
+        "_is_used",
         "_offset_index",
         "_open_flags",
         "_time_index",
         "_txn_index",
         "_views",
         "base_offset",
-        "on_open",
+        "owner",
     )
 
     #: Whether the ``.log`` file is ours alone to cut, so that mappings of it are safe.
@@ -124,8 +135,9 @@ class SegmentFiles:
         self._handle: FileHandle | None = None
         self._views: FileViews | None = None  # Of the present file; made when it is first mapped.
         self._is_closed = False
-        #: Called when the ``.log`` file was opened: somebody bounds the number of open files.
-        self.on_open: Callable[[Any], None] | None = None
+        self._is_used = False  # Since OPEN_FILES asked last; once it is, it is counted there.
+        #: Of the log that the segment belongs to: it knows when files may be closed.
+        self.owner: FileOwner | None = None
         self._index_bytes: Final = index_bytes
         self._is_fresh: Final = is_fresh
         # Made when they are first needed: a log of a thousand segments has to open at once.
@@ -174,12 +186,16 @@ class SegmentFiles:
     @property
     def offset_index(self) -> OffsetIndex:
         """The ``.index`` file."""
+        if not self._is_used:
+            self._note_use()
         index = self._offset_index
         return self._make_indexes()[0] if index is None else index
 
     @property
     def time_index(self) -> TimeIndex:
         """The ``.timeindex`` file."""
+        if not self._is_used:
+            self._note_use()
         index = self._time_index
         return self._make_indexes()[1] if index is None else index
 
@@ -258,19 +274,68 @@ class SegmentFiles:
         Raises:
             ClosedError: The segment was closed or deleted.
         """
+        self._is_used = True  # It is counted since it was opened.
         handle = self._handle
         return self._open(self._open_flags) if handle is None else handle
 
     def _open(self, flags: int) -> FileHandle:
-        with self._guard:
-            if self._is_closed:
-                raise ClosedError(f"{self.log_path} is closed; open the log again")
-            if self._handle is not None:
+        def open_file() -> FileHandle:
+            with self._guard:
+                if self._is_closed:
+                    raise ClosedError(f"{self.log_path} is closed; open the log again")
+                if self._handle is None:
+                    self._handle = FileHandle(self._files, self.log_path, flags)
                 return self._handle
-            handle = self._handle = FileHandle(self._files, self.log_path, flags)
-        if self.on_open is not None:
-            self.on_open(self)
-        return handle
+
+        self._note_use()
+        OPEN_FILES.keep_within_bounds()
+        return OPEN_FILES.with_room(open_file)
+
+    # -- give files up -----------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a native writer has the open files."""
+        return False
+
+    @property
+    def has_open_log(self) -> bool:
+        """Whether the ``.log`` file is open."""
+        return self._handle is not None
+
+    def _note_use(self) -> None:
+        self._is_used = True
+        if not self._is_closed:
+            OPEN_FILES.add(self)
+
+    def take_use(self) -> bool:
+        """Return whether files were used since this was last asked."""
+        is_used, self._is_used = self._is_used, False
+        return is_used
+
+    def start_giving_up(self) -> None:
+        """Let the device begin with what :meth:`give_up_files` has to wait for."""
+        if self.owner is not None:
+            self.owner.start_giving_up(self)
+
+    def give_up_files(self) -> bool:
+        """Close what is open, as the log that the segment belongs to does it; False: not now."""
+        if self.owner is not None:
+            return self.owner.give_up_files(self)
+        self.release()
+        return not self.is_attached
+
+    def release(self) -> None:
+        """Forget the open files, if no writer needs them: the last range read closes its file."""
+        with self._guard:
+            if self.is_attached:
+                return
+            self._handle = None
+        for index in (self._offset_index, self._time_index, self._txn_index):
+            if index is not None:
+                index.release()
+        self._is_used = False
+        OPEN_FILES.remove(self)
 
     @property
     def views(self) -> FileViews:
@@ -386,6 +451,7 @@ class SegmentFiles:
         with self._guard:
             self._is_closed = True
             handle, self._handle = self._handle, None
+        OPEN_FILES.remove(self)
         if handle is not None:
             if is_deleted:
                 handle.retire()

@@ -23,6 +23,7 @@ LAYERS = [
         "file_views",
         "range_sender",
         "index_file",
+        "open_files",
         "simulated_files",
         "transaction_index",
     },

@@ -444,6 +444,11 @@ class Writer:
         """Begin what :meth:`exclusive` does."""
         check(_exclusive(self.address, 1), "enter an exclusive section", self.path)
 
+    def try_enter_exclusive(self) -> bool:
+        """Begin what :meth:`exclusive` does if no append is under way; False: one is."""
+        rc = lib.ls_writer_exclusive(self._handle, 1, False)
+        return rc != lib.LS_E_SLOW and check(rc, "enter an exclusive section", self._path) == 0
+
     def leave_exclusive(self) -> None:
         """End what :meth:`enter_exclusive` began."""
         check(_exclusive(self.address, -1), "leave an exclusive section", self.path)
