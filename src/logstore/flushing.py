@@ -105,6 +105,13 @@ class GroupCommit:
         self._begin(ALONE)
         self._in_turn(flush)
 
+    def if_free(self, flush: Callable[[], None]) -> bool:
+        """Run such a flush if nobody else flushes now; False: somebody does."""
+        is_free = self._flusher.try_begin()
+        if is_free:
+            self._in_turn(flush)
+        return is_free
+
     def _begin(self, offset: int) -> int | None:
         """Wait for the turn; None: what is wanted is durable."""
         try:

@@ -252,7 +252,8 @@ class FlushedPartition(Partition):
                 self._writer.leave_exclusive()
         if self._is_to_flush(segment):
             try:
-                segment.flush(with_indexes=False)
+                if not self._group_commit.if_free(lambda: segment.flush(with_indexes=False)):
+                    return False
             except StorageError as error:
                 self._poison_by(error)
         if self._poison.cause is not None and not self._is_closed:

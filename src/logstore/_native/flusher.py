@@ -110,6 +110,16 @@ class Flusher:
             return None
         return check(wanted, "flush", self._writer.path)
 
+    def try_begin(self) -> bool:
+        """
+        Take the turn if nobody has it; :meth:`end` has to follow then.
+
+        Raises:
+            PoisonedError: A flush has failed.
+        """
+        result: int = lib.ls_writer_try_begin_flush(self._handle)
+        return result != lib.LS_E_SLOW and check(result, "flush", self._writer.path) == 0
+
     def end(self, *, failed: bool) -> None:
         """Give up the turn; ``failed``: what reached the device is not known, nor ever will be."""
         lib.ls_writer_end_flush(self._handle, failed)

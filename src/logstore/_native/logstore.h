@@ -726,6 +726,8 @@ int64_t ls_writer_allow_flush(ls_writer *writer);
  * never is: the turn itself is wanted.
  */
 int64_t ls_writer_begin_flush(ls_writer *writer, int64_t offset);
+/* The turn without waiting: 0, LS_E_SLOW, LS_E_POISONED. */
+int64_t ls_writer_try_begin_flush(ls_writer *writer);
 /* The turn is over. `failed`: what reached the device is not known; nobody gets a turn any more. */
 void ls_writer_end_flush(ls_writer *writer, bool failed);
 /* Threads that wait for the end of a flush. */

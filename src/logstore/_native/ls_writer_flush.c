@@ -96,6 +96,16 @@ int64_t ls_writer_begin_flush(ls_writer *writer, int64_t offset) {
     return result;
 }
 
+int64_t ls_writer_try_begin_flush(ls_writer *writer) {
+    if (ls_writer_is_forked(writer)) return LS_E_FORKED;
+    struct ls_flusher *flusher = &writer->flusher;
+    pthread_mutex_lock(&flusher->lock);
+    int64_t result = flusher->has_failed ? LS_E_POISONED : flusher->is_taken ? LS_E_SLOW : 0;
+    if (result == 0) flusher->is_taken = true;
+    pthread_mutex_unlock(&flusher->lock);
+    return result;
+}
+
 void ls_writer_end_flush(ls_writer *writer, bool failed) {
     if (ls_writer_is_forked(writer)) return;
     struct ls_flusher *flusher = &writer->flusher;

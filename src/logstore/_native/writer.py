@@ -446,8 +446,8 @@ class Writer:
 
     def try_enter_exclusive(self) -> bool:
         """Begin what :meth:`exclusive` does if no append is under way; False: one is."""
-        rc = lib.ls_writer_exclusive(self._handle, 1, False)
-        return rc != lib.LS_E_SLOW and check(rc, "enter an exclusive section", self._path) == 0
+        rc = lib.ls_writer_exclusive(self.handle, 1, False)
+        return rc != lib.LS_E_SLOW and check(rc, "enter an exclusive section", self.path) == 0
 
     def leave_exclusive(self) -> None:
         """End what :meth:`enter_exclusive` began."""
