@@ -12,9 +12,9 @@ active           three files, mapped indexes  when no append is under way: its w
 ===============  ===========================  ===================================================
 
 A segment counts as three files and two mappings, whether it has them all open or not. The default
-is half of ``RLIMIT_NOFILE``, and at most 8,192 segments, which are a quarter of the mappings that
-Linux gives a process (``max_map_count``). The other half is for what cannot be given up: ranges that are being read,
-locks, sockets.
+is half of ``RLIMIT_NOFILE``, and at most 8,192 segments, whose mappings are a quarter of what Linux
+gives a process (``max_map_count``). The other half is for what cannot be given up: ranges that are
+being read, locks, sockets.
 
 What was written and not flushed is flushed before its descriptor goes: a device's error is told to
 a descriptor that was open when the write was made, and it must not get lost.
