@@ -33,6 +33,7 @@ from logstore.errors import (
     UnexpectedAppendOffsetError,
 )
 from logstore.file_records import LogOffsetMetadata
+from logstore.leader_epoch import LEADER_EPOCH_MAX
 from logstore.legacy import LegacyEntry
 from logstore.partition import FLUSH_MESSAGES_NEVER
 from logstore.partition_watermarks import WatermarkedPartition
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     )
     from logstore.segment import LogSegment
 
-LEADER_EPOCH_MAX: Final = 2**31 - 1
 NO_PRODUCER_ID: Final = -1
 MAGIC_V2: Final = 2
 
@@ -230,11 +230,17 @@ class AppendingPartition(WatermarkedPartition):
         Append batches as a leader or a follower.
 
         Raises:
+            ValueError: The epoch is none.
             UnexpectedAppendOffsetError: A follower's batches begin below the log end.
             RecordBatchTooLargeError: They do not fit a segment.
             InvalidTxnStateError: A transaction was not verified, or something else is written into
                 it.
         """
+        lowest = NO_LEADER_EPOCH if origin is AppendOrigin.REPLICATION else 0
+        if not lowest <= leader_epoch <= LEADER_EPOCH_MAX:
+            raise ValueError(
+                f"leader_epoch {leader_epoch} is not within [{lowest}, {LEADER_EPOCH_MAX}]"
+            )
         plain = self._append_plain(data, origin, leader_epoch)
         if plain is not None:
             return plain

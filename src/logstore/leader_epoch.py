@@ -20,10 +20,17 @@ from logstore.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from logstore.errors import CorruptCheckpointError
 from logstore.scheduler import Scheduler
 
-__all__ = ["UNDEFINED_EPOCH", "UNDEFINED_EPOCH_OFFSET", "EpochEntry", "LeaderEpochCache"]
+__all__ = [
+    "LEADER_EPOCH_MAX",
+    "UNDEFINED_EPOCH",
+    "UNDEFINED_EPOCH_OFFSET",
+    "EpochEntry",
+    "LeaderEpochCache",
+]
 
 UNDEFINED_EPOCH: Final = -1
 UNDEFINED_EPOCH_OFFSET: Final = -1
+LEADER_EPOCH_MAX: Final = 2**31 - 1
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -107,11 +114,13 @@ class LeaderEpochCache:
         those that start at or behind the offset.
 
         Raises:
-            ValueError: Epoch or offset is negative.
+            ValueError: Epoch or offset is negative, or the epoch above ``LEADER_EPOCH_MAX``.
             StorageError: The entry is known from now on, but not on disk.
         """
         if epoch < 0 or start_offset < 0:
             raise ValueError(f"epoch {epoch} and start offset {start_offset} must not be negative")
+        if epoch > LEADER_EPOCH_MAX:
+            raise ValueError(f"epoch {epoch} must be at most {LEADER_EPOCH_MAX}")
         with self._lock:
             entries = list(self._entries)
             if not _assign(entries, EpochEntry(epoch, start_offset)):

@@ -245,6 +245,18 @@ class TestOnItsOwn:
             assert log.append_batches(**lead(batch())).batches is None
             assert [EPOCH] * 2 == [record.leader_epoch for record in log]
 
+    @pytest.mark.parametrize("epoch", [-2, 2**31, 2**63])
+    @pytest.mark.parametrize("origin", ["client", "coordinator", "raft_leader", "replication"])
+    def test_an_epoch_that_is_none(self, tmp_path, origin, epoch):
+        """What is not an int32 fits no batch and no checkpoint; nothing is written."""
+        with open_log(tmp_path / "log-0", "x") as log:
+            with pytest.raises(ValueError, match=f"leader_epoch {epoch} is not within"):
+                log.append_batches(batch(), leader_epoch=epoch, origin=origin)
+            with pytest.raises(ValueError, match=f"epoch {epoch}"):
+                log.assign_epoch_start_offset(epoch, 0)
+            assert (0, None) == (log.log_end_offset, log.leader_epochs.latest_epoch)
+            assert 0 == log.append(b"v")
+
     @pytest.mark.parametrize("operation", ["pwritev", "pwrite"])
     def test_failed_write(self, tmp_path, operation):
         """A write that fails once is done again; one that fails on leaves the log as it was."""
