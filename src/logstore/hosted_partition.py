@@ -118,10 +118,10 @@ class HostedPartition:
             log = self._log
             if log is not None and not log.is_closed:
                 return log
-            if self._is_gone:
-                raise ClosedError(f"{self.topic_partition} was deleted or its store closed")
             if self.error is not None:
                 raise self.offline_error() from self.error
+            if self._is_gone:
+                raise ClosedError(f"{self.topic_partition} was deleted, or its store closed")
             try:
                 log = self._log = self._open(host, topic_id)
             except LockedError:
