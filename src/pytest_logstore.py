@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from logstore import Log
+    from logstore import Log, LogStore
     from logstore.clock import ManualClock
 
 MARKER = (
-    "logstore(**options): options of logstore.open for the fixture logstore_log, e.g. config={…}"
+    "logstore(**options): options of logstore.open for the fixture logstore_log, or of"
+    " logstore.open_store for logstore_store, e.g. config={…}"
 )
 
 
@@ -30,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def logstore_clock() -> ManualClock:
-    """A clock that moves only when the test says so; ``logstore_log`` goes by it."""
+    """A clock that moves only when the test says so; logs and stores go by it."""
     from logstore.testing import ManualClock  # noqa: PLC0415
 
     return ManualClock()
@@ -47,13 +48,8 @@ def logstore_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log
     """
     from logstore.testing import open_log  # noqa: PLC0415
 
-    options = {}
-    for marker in reversed(list(request.node.iter_markers("logstore"))):
-        options.update(marker.kwargs)
-    if "logstore_clock" in request.fixturenames:
-        options["clock"] = request.getfixturevalue("logstore_clock")
     directory = os.fspath(tmp_path / "logstore" / "log-0")
-    log = open_log(directory, **options)
+    log = open_log(directory, **_options(request))
     try:
         yield log
         if not log.is_closed:
@@ -61,6 +57,38 @@ def logstore_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log
             assert broken == []
     finally:
         log.close()
+
+
+@pytest.fixture
+def logstore_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogStore]:
+    """
+    A new store in a temporary directory.
+
+    After the test every invariant of it is checked, errors of its background work fail the test,
+    and it is closed. Settings and clock are given as for ``logstore_log``.
+    """
+    from logstore.testing import open_log_store  # noqa: PLC0415
+
+    store = open_log_store(tmp_path / "logstore" / "store", **_options(request))
+    try:
+        yield store
+        if not store.is_closed:
+            broken = list(store.check())
+            assert broken == []
+        errors = [str(report) for report in store.errors]
+        assert errors == []
+    finally:
+        store.close()
+
+
+def _options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return what the test's markers and its clock say."""
+    options: dict[str, Any] = {}
+    for marker in reversed(list(request.node.iter_markers("logstore"))):
+        options.update(marker.kwargs)
+    if "logstore_clock" in request.fixturenames:
+        options["clock"] = request.getfixturevalue("logstore_clock")
+    return options
 
 
 @pytest.fixture(name="assert_records")

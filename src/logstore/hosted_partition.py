@@ -146,7 +146,12 @@ class HostedPartition:
         directory = self.directory
         if directory is None:
             return view_log(
-                self.path, config, files=host.files, clock=host.clock, scheduler=host.scheduler
+                self.path,
+                config,
+                files=host.files,
+                clock=host.clock,
+                scheduler=host.scheduler,
+                may_be_empty=True,  # It is being made.
             )
         was_clean = None if self._state is None else self._state.is_closed_cleanly
         if self._is_new:

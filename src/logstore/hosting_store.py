@@ -213,6 +213,11 @@ class HostingStore:
                 raise self._missing(topic_partition)
         return hosted.log(self)
 
+    def path_of(self, topic: str, partition: int) -> str | None:
+        """Return a partition's directory, None if it is in none of those that work."""
+        hosted = self._hosted.get(TopicPartition(topic, partition))
+        return None if hosted is None else hosted.path
+
     def logs(self) -> Iterator[Log]:
         """Yield the logs that are open now, in no particular order."""
         for hosted in list(self._hosted.values()):

@@ -198,22 +198,21 @@ def view_log(
     files: Files = REAL_FILES,
     clock: Clock = SYSTEM_CLOCK,
     scheduler: Scheduler | None = None,
+    may_be_empty: bool = False,
 ) -> Log:
-    """Return the log in a directory for reading; see :func:`open_log`."""
-    log = _open_for_reading(directory, config, files, clock, scheduler)
-    _open_logs.add(log)
-    return log
+    """
+    Return the log in a directory for reading; see :func:`open_log`.
 
-
-def _open_for_reading(
-    directory: str, config: LogConfig, files: Files, clock: Clock, scheduler: Scheduler | None
-) -> Log:
-    if not _holds_log(directory, files):
+    ``may_be_empty``: it is a log although there is nothing in it yet.
+    """
+    if not may_be_empty and not _holds_log(directory, files):
         raise LogNotFoundError(
             f"there is no log in {directory}; check the path, or open it with mode 'a'",
             path=directory,
         )
-    return Log.view(directory, config, clock=clock, scheduler=scheduler, files=files)
+    log = Log.view(directory, config, clock=clock, scheduler=scheduler, files=files)
+    _open_logs.add(log)
+    return log
 
 
 def _directory_of(path: str | os.PathLike[str]) -> str:

@@ -260,9 +260,13 @@ class StoreTasks:
             "kafka-delete-logs", self._action(type(self).delete_directories), delay_ms
         )
 
-    def delete_directories(self, store: Store) -> None:
+    def delete_directories(self, store: Store, *, is_due_now: bool = False) -> None:
         """
         Remove the directories that have waited for file.delete.delay.ms.
+
+        Args:
+            store: Of the directories.
+            is_due_now: Remove all, however long they have waited.
 
         Source: Kafka ``LogManager.deleteLogs``.
         """
@@ -271,7 +275,7 @@ class StoreTasks:
             store._deleted.popleft() for _ in range(len(store._deleted))
         ]
         for due_ms, path in waiting:
-            if due_ms > now_ms:
+            if due_ms > now_ms and not is_due_now:
                 store._deleted.append((due_ms, path))
                 continue
             try:

@@ -161,8 +161,7 @@ class TopicStore(HostingStore):
             if topic_id is not None:
                 path = os.path.join(hosted.path, PARTITION_METADATA)
                 PartitionMetadataFile(path, files=self.files).write(topic_id)
-            if not self._is_lazy:
-                hosted.log(self)
+            hosted.log(self)
 
     def _make_directory(
         self, topic_partition: TopicPartition, counts: dict[str, int]
@@ -247,6 +246,11 @@ class TopicStore(HostingStore):
             finally:
                 self._count()
                 self._tasks.schedule_deletion()
+
+    def purge(self) -> None:
+        """Remove the directories of deleted topics now, whatever file.delete.delay.ms says."""
+        with self._changing():
+            self._tasks.delete_directories(self, is_due_now=True)
 
     def _remove(self, topic_partitions: list[TopicPartition], delay_ms: int = 0) -> None:
         """

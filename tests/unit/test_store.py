@@ -276,6 +276,15 @@ class TestModes:
         assert ["later"] == list(reader)
         reader.close()
 
+    def test_reading_a_partition_that_is_being_made(self, open_it, tmp_path):
+        """It is there, and empty."""
+        open_it().close()
+        (tmp_path / "data" / "orders-0").mkdir()
+        reader = open_it(mode="r")
+        assert 0 == reader["orders", 0].log_end_offset
+        reader.close()
+        assert [] == os.listdir(tmp_path / "data" / "orders-0")
+
     def test_reader_pickles(self, tmp_path):
         """As "open these paths read-only"."""
         with logstore.open_store(tmp_path / "data") as store:
@@ -344,7 +353,7 @@ class TestModes:
         store["orders", 1].append(b"v")
         assert 1 == len(list(store.logs()))
         store.create_topic("new", partitions=2)
-        assert 1 == len(list(store.logs()))
+        assert 3 == len(list(store.logs()))
         store.close()
         assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
         store = open_it()

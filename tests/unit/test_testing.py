@@ -114,6 +114,29 @@ class TestPlugin:
         result.assert_outcomes(passed=1, errors=1)
         result.stdout.fnmatch_lines(["*wrong CRC-32C*"])
 
+    def test_store(self, pytester):
+        """A store goes by the same clock and marker; what goes wrong in it fails the test."""
+        pytester.makepyfile(
+            """
+            import pytest
+
+            @pytest.mark.logstore(config={"num.partitions": 3})
+            def test_store(logstore_store, logstore_clock, assert_records):
+                topic = logstore_store.create_topic("orders")
+                topic.append(b"v", partition=2)
+                assert_records(topic[2], [{"timestamp": logstore_clock.milliseconds()}])
+
+            def test_closed(logstore_store):
+                logstore_store.close()
+
+            def test_error(logstore_store):
+                logstore_store.report(ValueError("no luck"), "try")
+            """
+        )
+        result = pytester.runpytest(*PLUGIN, "--strict-markers")
+        result.assert_outcomes(passed=3, errors=1)
+        result.stdout.fnmatch_lines(["*try: no luck*"])
+
     def test_difference_in_a_run(self, pytester):
         """The difference, and not the code of assert_records, is what a failed test shows."""
         pytester.makepyfile(

@@ -1,5 +1,5 @@
 """
-The ``logstore`` command: append to, read, follow, export, describe, dump, verify and repair logs.
+The ``logstore`` command: use, look at and mend logs; topics of a store come, change and go.
 
 Exit status: 0 success, 1 damage was found, 2 wrong usage or unreadable input, 3 the log is locked
 by a writer, 130 interrupted. A closed pipe is success: ``logstore read … | head`` ends quietly.
@@ -14,7 +14,21 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from logstore.cli import append, completion, dump, export, follow, info, read, repair, verify
+from logstore.cli import (
+    alter,
+    append,
+    completion,
+    create,
+    delete,
+    dump,
+    export,
+    follow,
+    info,
+    read,
+    repair,
+    topics,
+    verify,
+)
 from logstore.errors import (
     CorruptCheckpointError,
     CorruptIndexError,
@@ -33,7 +47,21 @@ EXIT_INTERRUPTED = 130
 
 DAMAGE = (CorruptRecordError, CorruptIndexError, CorruptSnapshotError, CorruptCheckpointError)
 
-COMMANDS = (append, read, follow, export, info, dump, verify, repair, completion)
+COMMANDS = (
+    append,
+    read,
+    follow,
+    export,
+    topics,
+    create,
+    alter,
+    delete,
+    info,
+    dump,
+    verify,
+    repair,
+    completion,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LockedError as error:
         # The rest of the message speaks of the argument of open().
         who = str(error).partition(";")[0]
-        wait = ", or wait with --lock-timeout" if arguments.command == "append" else ""
+        wait = ", or wait with --lock-timeout" if hasattr(arguments, "lock_timeout") else ""
         print(f"logstore: {who}; close it there{wait}", file=sys.stderr)
         return EXIT_LOCKED
     except BrokenPipeError:
