@@ -100,6 +100,11 @@ class HostedPartition:
         return None if log is None or log.is_closed else log
 
     @property
+    def was_loaded(self) -> bool:
+        """Whether the log has been opened for writing here."""
+        return self._state is not None
+
+    @property
     def is_online(self) -> bool:
         """Whether it can be used, as far as is known."""
         return self.error is None

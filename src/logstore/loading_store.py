@@ -55,12 +55,6 @@ class LoadingStore(TopicStore):
         if not self._is_lazy:
             self._load_logs(progress)
         if not self._is_read_only:
-            for directory in self._directories():
-                directory.is_loaded = directory.had_clean_shutdown or all(
-                    hosted.open_log is not None
-                    for hosted in self._hosted.values()
-                    if hosted.directory is directory
-                )
             self._tasks.start()
 
     def _forget_missing(self) -> None:

@@ -267,6 +267,10 @@ class LogStore(LoadingStore):
             directory.write_checkpoints()
         except LogStoreError as error:
             errors.append(error)
+        # After an unclean start: what was not opened has not been recovered.
+        directory.is_loaded = all(
+            hosted.was_loaded for hosted in self._hosted.values() if hosted.directory is directory
+        )
         try:
             directory.leave(STORE, clean=not errors)
         except LogStoreError as error:

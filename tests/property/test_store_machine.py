@@ -47,6 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.threads = threads
         self.clock = ManualClock(NOW_MS)
         self.topics = {}
+        self.starts = {}  # Of logs: retention raises them, and nothing lowers them.
         self.open(lazy=False)
 
     def open(self, *, lazy):
@@ -158,7 +159,11 @@ class StoreMachine(RuleBasedStateMachine):
                 log = topic[partition]
                 assert topic_id == log.topic_id
                 start = log.log_start_offset
-                assert start == 0 or config.keys() & {"retention.ms", "retention.bytes"}
+                before = self.starts.get((topic_id, partition), 0)
+                assert start == before or (
+                    start > before and config.keys() & {"retention.ms", "retention.bytes"}
+                )
+                self.starts[topic_id, partition] = start
                 assert len(records) == log.log_end_offset
                 found = [(record.offset, record.key, record.value) for record in log]
                 assert found == [(n, *records[n]) for n in range(start, len(records))]
