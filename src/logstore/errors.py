@@ -375,6 +375,14 @@ class CorruptSnapshotError(LogStoreError, ValueError):
     """A producer snapshot fails its checks; an older one, or the log itself, is used instead."""
 
 
+class LogCleaningAbortedError(LogStoreError):
+    """
+    A cleaning was given up: the log was truncated, deleted or closed, or somebody asked for it.
+
+    The log is as it was, but for what earlier groups of the same round have replaced.
+    """
+
+
 class PartialAppendError(LogStoreError):
     """
     An append larger than one segment, or of unsized input, failed after a part was published.

@@ -241,6 +241,10 @@ class IndexFile:
             self._shown_count = max(self._shown_count, self._entry_count)
             return view
 
+    def look(self) -> None:
+        """Have the file mapped; later lookups open nothing."""
+        self._current_view()
+
     def _prepare(self, view: View) -> None:
         """Do what a new view needs before readers get it."""
 

@@ -26,6 +26,7 @@ from logstore.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRUNCATED_SUFFIX,
@@ -155,6 +156,10 @@ class PartitionDirectory:
             ):
                 logger.info("%s: %s was replaced", self._directory, name)
                 self._delete(name)
+        for name in _stale_indexes(swaps):
+            # Of a replacement without records, which covers no offsets: a transaction index that
+            # it does not have would hide what its producers write later.
+            self._delete(name)
         self._listing = None
         # Else a power loss could keep an old segment beside the one that replaces it.
         self._files.fsync_directory(self._directory)
@@ -192,6 +197,19 @@ class PartitionDirectory:
             file_suffix=file_suffix,
             file_already_exists=not is_new,
         )
+
+
+def _stale_indexes(swaps: list[str]) -> list[str]:
+    """Return the names that indexes would have which are not among the replacements."""
+    present = set(swaps)
+    return [
+        stem + suffix
+        for name in swaps
+        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)
+        for suffix in SEGMENT_SUFFIXES
+        if (stem := name.removesuffix(LOG_SUFFIX + SWAP_SUFFIX)) + suffix + SWAP_SUFFIX
+        not in present
+    ]
 
 
 def _not_log(name: str) -> bool:

@@ -31,7 +31,12 @@ import zlib
 from typing import Final, NamedTuple
 
 from logstore._native import Buffer, Record, view_of
-from logstore.compression import DECOMPRESSED_BYTES_MAX, CompressionType, decompress
+from logstore.compression import (
+    DECOMPRESSED_BYTES_MAX,
+    CompressionType,
+    compress,
+    decompress,
+)
 from logstore.errors import CorruptRecordError, InvalidRecordError
 from logstore.timestamp_type import NO_TIMESTAMP, TimestampType
 
@@ -91,7 +96,7 @@ class LegacyEntry:
     Source: Kafka ``AbstractLegacyRecordBatch``.
     """
 
-    __slots__ = ("_data", "_message", "last_offset", "magic", "position", "size_bytes")
+    __slots__ = ("_data", "_message", "_whole", "last_offset", "magic", "position", "size_bytes")
 
     leader_epoch: Final = -1
     producer_id: Final = -1
@@ -125,7 +130,8 @@ class LegacyEntry:
         if self.magic not in (0, 1):
             message = f"magic {self.magic} is not that of an old message; run verify"
             raise CorruptRecordError(message, position=position, offset=self.last_offset)
-        self._data = view[position + LOG_OVERHEAD : position + self.size_bytes]
+        self._whole = view[position : position + self.size_bytes]
+        self._data = self._whole[LOG_OVERHEAD:]
         self._message: LegacyMessage | None = None
 
     @property
@@ -139,6 +145,11 @@ class LegacyEntry:
         if self._message is None:
             self._message = _parse_message(self._data, self.last_offset)
         return self._message
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the entry; a view of the buffer."""
+        return self._whole
 
     @property
     def attributes(self) -> int:
@@ -323,6 +334,54 @@ def _parse_message(data: memoryview, offset: int) -> LegacyMessage:
         value,
         zlib.crc32(data[_CRC_END:]) == crc,
     )
+
+
+def rebuild_entry(entry: LegacyEntry, messages: list[LegacyMessage]) -> bytes:
+    """
+    Return a wrapper with some of the messages of one, as the cleaner leaves it.
+
+    Args:
+        entry: A wrapper; not of magic 0 with lz4, whose frames had a wrong checksum.
+        messages: Of :meth:`LegacyEntry.messages`, at least one.
+
+    Source: Kafka ``MemoryRecords.buildRetainedRecordsInto`` with a magic below 2.
+    """
+    assert entry.is_compressed
+    codec = entry.compression_type
+    assert entry.magic == 1 or codec is not CompressionType.LZ4
+    base_offset = messages[0].offset if entry.magic == 1 else 0
+    stamps_all = entry.timestamp_type is TimestampType.LOG_APPEND_TIME
+    timestamps = [entry.max_timestamp if stamps_all else each.timestamp for each in messages]
+    type_bit = entry.attributes & _TIMESTAMP_TYPE_MASK if entry.magic == 1 else 0
+    inner = b"".join(
+        _encode_message(
+            message.offset - base_offset,
+            entry.magic,
+            type_bit,
+            timestamp,
+            message.key,
+            message.value,
+        )
+        for message, timestamp in zip(messages, timestamps, strict=True)
+    )
+    value = compress(codec, inner)
+    return _encode_message(
+        messages[-1].offset, entry.magic, int(codec) | type_bit, max(timestamps), None, value
+    )
+
+
+def _encode_message(
+    offset: int, magic: int, attributes: int, timestamp: int, key: bytes | None, value: bytes | None
+) -> bytes:
+    """Return an entry with one message."""
+    fixed = _FIXED[magic]
+    fields = (magic, attributes, timestamp)[: 2 + magic]
+    parts = [fixed.pack(0, *fields)[_CRC_END:]]
+    for item in (key, value):
+        parts += [_SIZE.pack(-1 if item is None else len(item)), item or b""]
+    body = b"".join(parts)
+    crc = zlib.crc32(body).to_bytes(_CRC_END, "big")
+    return _ENTRY.pack(offset, len(body) + _CRC_END) + crc + body
 
 
 def _sized(data: memoryview, position: int, offset: int) -> tuple[bytes | None, int]:

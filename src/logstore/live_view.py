@@ -563,7 +563,7 @@ class LiveView:
         local_log = log._local_log
         if self._shown_segments is not seen.segments:
             self._shown_segments = seen.segments
-            local_log.replace_segments(seen.segments)
+            local_log.show_segments(seen.segments)
         local_log.hold(seen.log_end)
         log._watermarks.take_over(
             log_start_offset=min(seen.log_start_offset, seen.log_end.message_offset),

@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from logstore.cleaned_segment import commit_replacements
 from logstore.errors import OffsetOutOfRangeError, StorageError
 from logstore.file_records import (
     NO_RECORDS,
@@ -30,6 +31,7 @@ from logstore.open_files import OPEN_FILES
 from logstore.segment import (
     DELETED_SUFFIX,
     SEGMENT_SUFFIXES,
+    SWAP_SUFFIX,
     LogSegment,
     segment_file_name,
 )
@@ -214,7 +216,7 @@ class LocalLog:
         """Bytes of all segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
-    def replace_segments(self, segments: Iterable[LogSegment]) -> None:
+    def show_segments(self, segments: Iterable[LogSegment]) -> None:
         """See other segments, of a log that another process writes."""
         self.segments = Segments(segments)
         for segment in self.segments:
@@ -408,7 +410,8 @@ class LocalLog:
             if segment.base_offset < max_offset.segment_base_offset:
                 max_position: int | None = segment.size_bytes
             elif segment.base_offset == max_offset.segment_base_offset:
-                max_position = max_offset.relative_position_in_segment
+                # The bound's place may be from before the segment was cleaned.
+                max_position = min(max_offset.relative_position_in_segment, segment.size_bytes)
             else:
                 max_position = None  # Also when only the offset of the bound is known.
             found = segment.read(
@@ -561,6 +564,56 @@ class LocalLog:
                 is_changed = True
                 with self.poison.if_it_fails():
                     self._files.fsync_directory(self.directory)
+
+    def replace_segments(
+        self, new_segments: list[LogSegment], old_segments: list[LogSegment]
+    ) -> list[LogSegment]:
+        """
+        Put cleaned segments in the place of others, in one step for readers and for a crash.
+
+        1. ``.cleaned`` -> ``.swap``, from the last to the first: as long as one is ``.cleaned``,
+           a load drops them all. Once these names are durable, it completes the rest.
+        2. Readers see the new segments.
+        3. The old files -> ``.deleted``; they go after file.delete.delay.ms.
+        4. ``.swap`` -> the final names.
+
+        Each step is durable before the next: renames may reach the device in any order, and an old
+        segment must not come back beside what replaces it. (Kafka syncs once, at the end.)
+
+        Args:
+            new_segments: Sealed and durable, ``.cleaned``; ascending.
+            old_segments: Of this log, none of them active; ascending.
+
+        Returns:
+            The old segments whose base offset is no segment's any more.
+
+        Raises:
+            StorageError: Nothing was replaced, and the new files are ``.cleaned`` still; or the log
+                is poisoned: it serves the new segments, and the next load completes the names.
+
+        Source: Kafka ``LocalLog.replaceSegments``; spec 6.3.
+        """
+        assert new_segments
+        assert old_segments
+        assert self.segments.active not in old_segments
+        assert all(self.segments.get(each.base_offset) is each for each in old_segments)
+        reused = {segment.base_offset for segment in new_segments}
+        for segment in old_segments:
+            if segment.base_offset in reused:
+                segment.keep_open()
+        commit_replacements(new_segments, self.poison)
+        for segment in new_segments:
+            segment.owner = self._file_owner
+        with self.poison.if_it_fails():
+            self._files.fsync_directory(self.directory)
+            kept = self.segments.without(old_segments)
+            self.segments = Segments([*kept, *new_segments])
+            self.delete_segment_files(old_segments)
+            self._files.fsync_directory(self.directory)
+            for segment in new_segments:
+                segment.change_file_suffixes(SWAP_SUFFIX, "")
+            self._files.fsync_directory(self.directory)
+        return [segment for segment in old_segments if segment.base_offset not in reused]
 
     def remove_and_delete_segments(
         self, segments: list[LogSegment], *, asynchronous: bool = True

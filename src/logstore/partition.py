@@ -273,6 +273,14 @@ class Partition(NativeLog):
         """The segments, oldest first."""
         return tuple(self._local_log.segments)
 
+    def segments_between(self, start: int, end: int) -> list[LogSegment]:
+        """
+        Return the segments that may hold offsets of ``[start, end)``, oldest first.
+
+        Source: Kafka ``UnifiedLog.logSegments(from, to)``.
+        """
+        return list(self._local_log.segments.between(start, max(start, end)))
+
     @property
     def active_segment(self) -> LogSegment:
         """The segment that is written."""

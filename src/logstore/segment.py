@@ -315,6 +315,20 @@ class LogSegment(ReadableSegment):
         assert self._writer is not None
         self._writer.append_pieces(pieces)
 
+    def append_sealed(self, data: Buffer, offset_entries: bytes, time_entries: bytes) -> None:
+        """
+        Write batches and their index entries to a segment that is no log's yet.
+
+        Raises:
+            StorageError: The segment is of no use any more.
+        """
+        assert self._writer is None
+        assert not self.has_suffix("")
+        self._change_count += 1
+        with self.handle.lease() as fd:
+            self._size_bytes += self._files.pwrite(fd, data, self._size_bytes)
+        self.append_index_entries(offset_entries, time_entries)
+
     def on_become_inactive(self) -> None:
         """
         Seal the segment: last time index entry, indexes and file cut to what is in them.

@@ -101,6 +101,7 @@ class SegmentFiles:
         "_index_bytes",
         "_is_closed",
         "_is_fresh",
+        "_is_kept_open",
         "_is_used",
         "_offset_index",
         "_open_flags",
@@ -135,6 +136,7 @@ class SegmentFiles:
         self._handle: FileHandle | None = None
         self._views: FileViews | None = None  # Of the present file; made when it is first mapped.
         self._is_closed = False
+        self._is_kept_open = False
         self._is_used = False  # Since OPEN_FILES asked last; once it is, it is counted there.
         #: Of the log that the segment belongs to: it knows when files may be closed.
         self.owner: FileOwner | None = None
@@ -328,7 +330,7 @@ class SegmentFiles:
     def release(self) -> None:
         """Forget the open files, if no writer needs them: the last range read closes its file."""
         with self._guard:
-            if self.is_attached:
+            if self.is_attached or self._is_kept_open:
                 return
             self._handle = None
         for index in (self._offset_index, self._time_index, self._txn_index):
@@ -344,6 +346,18 @@ class SegmentFiles:
             if self._views is None:
                 self._views = FileViews()
             return self._views
+
+    def keep_open(self) -> None:
+        """
+        Open the ``.log`` file and both indexes, and keep them open until the segment is deleted.
+
+        Its names are about to be another segment's: whoever still reads this one must not open
+        them.
+        """
+        self._is_kept_open = True
+        _ = self.handle
+        self.offset_index.look()
+        self.time_index.look()
 
     def read_at(self, position: int, size: int) -> bytes:
         """Return ``size`` bytes of the ``.log`` file, fewer at its end."""
@@ -489,7 +503,6 @@ class SegmentFiles:
         """
         assert self._file_suffix == old_suffix
         self._make_indexes()  # While the files have the old names.
-        self._file_suffix = new_suffix
         renamed: list[str] = []
         try:
             for suffix in SEGMENT_SUFFIXES:
@@ -498,15 +511,16 @@ class SegmentFiles:
         except BaseException:
             for suffix in reversed(renamed):
                 self._rename(suffix, new_suffix, old_suffix)
-            self._file_suffix = old_suffix
             raise
 
     def _rename(self, suffix: str, old_suffix: str, new_suffix: str) -> None:
         plain = os.path.join(self._directory, segment_file_name(self.base_offset, suffix))
         if suffix == LOG_SUFFIX:
-            self._files.rename(plain + old_suffix, plain + new_suffix)
-            if self._handle is not None:
-                self._handle.path = plain + new_suffix
+            with self._guard:  # Who opens the file meanwhile must not get another one's.
+                self._files.rename(plain + old_suffix, plain + new_suffix)
+                self._file_suffix = new_suffix
+                if self._handle is not None:
+                    self._handle.path = plain + new_suffix
             return
         indexes: dict[str, OffsetIndex | TimeIndex | TransactionIndex] = {
             INDEX_SUFFIX: self.offset_index,

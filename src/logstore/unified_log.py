@@ -25,12 +25,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from logstore.appending import AppendingPartition
-from logstore.errors import ClosedError, StorageError
+from logstore.cleaned_segment import CleanedSegment, split_overflowed_segment
+from logstore.errors import ClosedError, LogCleaningAbortedError, StorageError
 from logstore.file_records import FetchDataInfo
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_rebuild import rebuild_producer_state
 from logstore.retention import breaches_age, breaches_log_start, breaches_size, deletable_segments
-from logstore.segment import LogSegment, TimestampAndOffset
+from logstore.segment import CLEANED_SUFFIX, LogSegment, TimestampAndOffset
 
 if TYPE_CHECKING:
     from logstore.files import Files
@@ -317,6 +318,110 @@ class UnifiedLog(AppendingPartition):
             )
         else:
             delete()
+
+    # -- clean -------------------------------------------------------------------------------------
+
+    def last_records_of_active_producers(self) -> dict[int, tuple[int, int]]:
+        """
+        Return, by producer id, the last offset of its data (-1: none) and its epoch.
+
+        Source: Kafka ``lastRecordsOfActiveProducers``.
+        """
+        with self._lock:
+            return {
+                producer_id: (entry.last_data_offset, entry.producer_epoch)
+                for producer_id, entry in self.producer_state.active_producers.items()
+            }
+
+    def new_cleaned_segment(self, base_offset: int) -> CleanedSegment:
+        """
+        Return an empty segment to be written, which may replace others later.
+
+        Source: Kafka ``UnifiedLog.createNewCleanedSegment``.
+        """
+        self.check_writable()
+        return CleanedSegment(
+            self._directory, base_offset, self.config, files=self._files, clock=self._clock
+        )
+
+    def replace_segments(
+        self,
+        new_segments: list[LogSegment],
+        old_segments: list[LogSegment],
+        *,
+        end_offset: int,
+        truncations: int,
+    ) -> None:
+        """
+        Put cleaned segments in the place of others.
+
+        Readers in this process and in others go over to the new files; what they hold stays valid.
+
+        **Durability**: durable on return; a crash before it leaves the old segments or the new.
+
+        Args:
+            new_segments: Sealed and durable, ``.cleaned``; ascending.
+            old_segments: What they were made of; ascending.
+            end_offset: Where the segment behind them began when they were read.
+            truncations: :attr:`truncations` from before the old segments were read.
+
+        Raises:
+            LogCleaningAbortedError: The log was truncated meanwhile, or retention has deleted one
+                of the segments; nothing was replaced.
+            StorageError: Nothing was replaced; or the log takes no changes until it is opened
+                again, and serves the new segments.
+
+        Source: Kafka ``UnifiedLog.replaceSegments``; spec 6.3.
+        """
+        with self.changing():
+            segments = self._local_log.segments
+            lowest = self._truncations.lowest_since(truncations)
+            if (
+                any(segments.get(each.base_offset) is not each for each in old_segments)
+                or old_segments[-1] is segments.active
+                or (lowest is not None and lowest < end_offset)
+            ):
+                raise LogCleaningAbortedError(
+                    "the log was truncated, or segments were deleted, while they were cleaned;"
+                    " clean it again",
+                    path=self._directory,
+                )
+            # Nothing goes that could be read, but places in the old files do.
+            with self._truncating(self.log_end_offset):
+                gone = self._local_log.replace_segments(new_segments, old_segments)
+            with self._poison.if_it_fails():
+                self._delete_producer_snapshots(gone)
+
+    def split_overflowed_segment(self, segment: LogSegment) -> list[int]:
+        """
+        Replace a sealed segment with offsets that do not fit it by several.
+
+        Returns:
+            The base offsets of the parts.
+
+        Raises:
+            StorageError: As :meth:`replace_segments`.
+
+        Source: Kafka ``UnifiedLog.splitOverflowedSegment``; spec 6.4.
+        """
+        with self.changing():
+            following = self._local_log.segments.higher(segment.base_offset)
+            assert following is not None  # The active segment is not split: it rolls.
+            truncations = self.truncations
+            parts = split_overflowed_segment(
+                segment, self.config, files=self._files, clock=self._clock
+            )
+            try:
+                self.replace_segments(
+                    parts, [segment], end_offset=following.base_offset, truncations=truncations
+                )
+            except BaseException:
+                for part in parts:
+                    if part.has_suffix(CLEANED_SUFFIX):
+                        with contextlib.suppress(StorageError):
+                            part.delete_if_exists()
+                raise
+            return [part.base_offset for part in parts]
 
     # -- truncate ----------------------------------------------------------------------------------
 

@@ -16,17 +16,23 @@ from typing import Any
 
 import directory_dump as dump
 
+from logstore.cleaner import Cleaner
 from logstore.clock import ManualClock
 from logstore.compression import CompressionType
 from logstore.config import LogConfig
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.log import Log
+from logstore.log_to_clean import LogToClean, cleanable_offsets
+from logstore.offset_map import LOAD_FACTOR, OffsetMap
 from logstore.scheduler import ManualScheduler
+from logstore.throttler import Throttler
 from logstore.validator import AppendOrigin
 
 DEFAULT_LOG = "log"
 DEFAULT_NOW_MS = 1_700_000_000_000
 INT_MAX = 2**31 - 1
+DEFAULT_CLEANER_IO_BYTES = 64 * 1024
+DEFAULT_OFFSET_MAP_BYTES = 24 * 1024
 
 ISOLATIONS = {
     "log_end": "log_end",
@@ -55,6 +61,7 @@ class OpenLog:
     scheduler: ManualScheduler
     log: Log
     guards: dict[int, Any] = field(default_factory=dict)
+    first_dirty_offset: int | None = None  # Where the last cleaning ended.
 
 
 class LogstoreEngine:
@@ -391,6 +398,52 @@ class LogstoreEngine:
 
     def op_set_mtime(self, request: Request) -> Json:
         self.segment(request).set_modified_ms(request["ms"])
+
+    def op_clean(self, request: Request) -> Json:
+        open_log = self.open_log(request)
+        log = open_log.log
+        now_ms = request.get("now_ms", self.clock.milliseconds())
+        bounds = cleanable_offsets(log, open_log.first_dirty_offset, now_ms)
+        first_dirty = request.get("first_dirty_offset", bounds.first_dirty_offset)
+        cleanable = LogToClean.of(
+            log,
+            first_dirty,
+            request.get("first_uncleanable_offset", bounds.first_uncleanable_dirty_offset),
+        )
+        if cleanable.cleanable_bytes == 0 and not request.get("force", False):
+            return {
+                "skipped": True,
+                "first_dirty_offset": first_dirty,
+                "first_uncleanable_offset": cleanable.first_uncleanable_offset,
+            }
+        cleaner = Cleaner(
+            OffsetMap(
+                request.get("offset_map_memory", DEFAULT_OFFSET_MAP_BYTES),
+                request.get("load_factor", LOAD_FACTOR),
+            ),
+            io_buffer_bytes=request.get("io_buffer_size", DEFAULT_CLEANER_IO_BYTES),
+            throttler=Throttler(float("inf"), self.clock),
+            check_done=lambda _: None,
+        )
+        stats = cleaner.clean(cleanable, now_ms)
+        open_log.first_dirty_offset = stats.next_first_dirty_offset
+        return {
+            "first_dirty_offset": first_dirty,
+            "first_uncleanable_offset": cleanable.first_uncleanable_offset,
+            "clean_bytes": cleanable.clean_bytes,
+            "cleanable_bytes": cleanable.cleanable_bytes,
+            "next_first_dirty_offset": stats.next_first_dirty_offset,
+            "offset_map_size": stats.offset_map_size,
+            "map_messages_read": stats.map_messages_read,
+            "messages_read": stats.messages_read,
+            "messages_written": stats.messages_written,
+            "invalid_messages_read": stats.invalid_messages_read,
+            "bytes_read": stats.bytes_read,
+            "bytes_written": stats.bytes_written,
+        }
+
+    def op_split_overflowed_segment(self, request: Request) -> Json:
+        return self.log(request).split_overflowed_segment(self.segment(request))
 
     # -- leader epochs -----------------------------------------------------------------------------
 

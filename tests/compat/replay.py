@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import trace
+from collections.abc import Callable
 from pathlib import Path
 
 from oracle_engine import LogstoreEngine
@@ -20,10 +21,12 @@ from oracle_engine import LogstoreEngine
 DIFFERENCES_SHOWN = 10
 
 
-def differences_of(recorded: trace.Trace) -> list[trace.Difference]:
+def differences_of(
+    recorded: trace.Trace, new_engine: Callable[[], LogstoreEngine] = LogstoreEngine
+) -> list[trace.Difference]:
     """All differences between recorded answers and those of a new engine, in a new directory."""
     with tempfile.TemporaryDirectory(prefix="logstore-replay-") as directory:
-        engine = LogstoreEngine()
+        engine = new_engine()
         try:
             return list(trace.replay(recorded, engine, Path(directory)))
         finally:

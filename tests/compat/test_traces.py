@@ -1,8 +1,7 @@
 """
 Recorded traces of Kafka's log: every step answered, every answer and every file the same.
 
-What "the same" means is in ``trace.py``. Traces of the kind *compact* need the cleaner, which comes
-with the store.
+What "the same" means is in ``trace.py``.
 """
 
 from __future__ import annotations
@@ -12,21 +11,9 @@ from pathlib import Path
 import pytest
 
 TRACES = sorted((Path(__file__).resolve().parent / "traces").glob("*.jsonl.gz"))
-WAITING = {"compact": "needs the cleaner, which comes with the store"}
 
 
-def kind_of(path):
-    return path.name.removesuffix(".jsonl.gz").partition("-")[2]
-
-
-def parameters():
-    for path in TRACES:
-        reason = WAITING.get(kind_of(path))
-        marks = [pytest.mark.skip(reason=reason)] if reason else []
-        yield pytest.param(path, id=path.name.removesuffix(".jsonl.gz"), marks=marks)
-
-
-@pytest.mark.parametrize("path", list(parameters()))
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.removesuffix(".jsonl.gz"))
 def test_trace_replays_without_a_difference(path):
     """Answers, states, errors and files are Kafka's, step by step."""
     import trace

@@ -296,6 +296,101 @@ uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size);
 /* The same by one variant, for tests. Returns -1 if this machine does not have it. */
 int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t size);
 
+/* ---- kernels: compaction (ls_offset_map.c, ls_clean.c) -------------------------------------- */
+/*
+ * The last offset of each key, as hashes: open addressing over the caller's memory, which is all
+ * zeros at first. An entry is 24 bytes: 16 of SipHash-2-4-128 of the key, and the offset + 1.
+ */
+enum { LS_OFFSET_MAP_ENTRY_BYTES = 24 };
+struct ls_offset_map {
+    uintptr_t entries;     /* slot_count * LS_OFFSET_MAP_ENTRY_BYTES */
+    int64_t slot_count;    /* > 0 */
+    int64_t entry_count;   /* keys in the map */
+    int64_t entries_max;   /* ls_map_batches stops at this many; <= slot_count */
+    int64_t latest_offset; /* the greatest offset put or seen; -1 */
+    uint64_t secret[2];    /* of the hash */
+};
+
+/* SipHash-2-4 with 128 bits of `size` bytes. */
+void ls_siphash128(const uint64_t *secret, uintptr_t bytes, int64_t size, uint64_t *hash);
+/* Put one key; LS_E_NO_ROOM: there is no slot left. An offset that is there is replaced. */
+int64_t ls_offset_map_put(struct ls_offset_map *map, uintptr_t key, int64_t size, int64_t offset);
+/* The last offset put for a key, or -1. */
+int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_t size);
+
+/* Why a walk over batches stopped; what is not LS_CLEAN_END is about the batch at `bytes_read`. */
+enum ls_clean_stop {
+    LS_CLEAN_END = 0,
+    LS_CLEAN_TORN = 1,    /* ends inside a batch */
+    LS_CLEAN_INVALID = 2, /* bad magic, length or CRC-32C; a record breaks the format */
+    LS_CLEAN_LEGACY = 3,  /* magic 0 or 1 */
+    LS_CLEAN_SPECIAL = 4, /* compressed, control, or transactional: Python decides */
+    LS_CLEAN_FULL = 5,    /* the map has entries_max keys; or the output, or the marks, no room */
+    LS_CLEAN_TAKEN = 6    /* batches_max batches were taken */
+};
+enum ls_clean_flag { LS_CLEAN_TRANSACTIONAL = 1 /* transactional batches are nothing special */ };
+
+struct ls_mapped {
+    int64_t bytes_read;
+    int64_t records_read;
+    int32_t stop; /* enum ls_clean_stop */
+    int32_t reserved;
+};
+
+/*
+ * Put every record that has a key and an offset >= start_offset, batch by batch; each batch that is
+ * done raises latest_offset to its last one. A full map stops at once, also inside a batch.
+ */
+void ls_map_batches(struct ls_offset_map *map, uintptr_t bytes, int64_t size, int64_t start_offset,
+                    int32_t flags, int64_t batches_max, struct ls_mapped *mapped);
+/* The same for one plain records section; latest_offset does not get to the batch's last offset. */
+void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,
+                    int32_t record_count, int64_t base_offset, int64_t start_offset,
+                    struct ls_mapped *mapped);
+
+/* What decides about the records of a batch. */
+struct ls_cleaning {
+    int64_t now_ms;
+    int64_t delete_horizon; /* that batches get whose tombstones stay */
+    uintptr_t kept_ends;    /* int64, ascending: batches with these last offsets stay if emptied */
+    int64_t kept_end_count;
+};
+
+/* What a walk has done; of ls_clean_section only about one section. */
+struct ls_cleaned {
+    int64_t bytes_read;
+    int64_t bytes_written;
+    int64_t records_read;
+    int64_t records_retained;
+    int64_t records_invalid; /* without a key, below the map's end */
+    int64_t
+        base_timestamp; /* ls_clean_section: of the new batch: the first record's, or a horizon */
+    int64_t max_timestamp; /* ls_clean_section: of the records that stay, or the log append time */
+    int32_t stop;          /* enum ls_clean_stop */
+    int32_t has_horizon;   /* ls_clean_section: base_timestamp is one */
+    int32_t is_unchanged;  /* ls_clean_section: every byte can stay as it is; nothing was written */
+    int32_t reserved;
+};
+
+/*
+ * Copy what a round retains of uncompressed v2 batches to `out`: whole batches if nothing is
+ * dropped, else new ones with the records that stay. `marks` is scratch memory, a byte a record.
+ * Room in `out` for a batch and 14 bytes more per record always suffices for it.
+ * Source: Kafka Cleaner, MemoryRecords.filterTo; spec 7.4.
+ */
+void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
+                      uintptr_t bytes, int64_t size, int32_t flags, int64_t batches_max,
+                      uintptr_t out, int64_t out_size, uintptr_t marks, int64_t marks_size,
+                      struct ls_cleaned *cleaned);
+/*
+ * The same for one plain records section of the batch whose 61 header bytes are at `header`; what
+ * stays of the section goes to `out`. LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL.
+ */
+void ls_clean_section(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
+                      uintptr_t header, uintptr_t section, int64_t size, uintptr_t out,
+                      int64_t out_size, uintptr_t marks, int64_t marks_size,
+                      struct ls_cleaned *cleaned);
+
 /* ---- kernels: scan (ls_scan.c) -------------------------------------------------------------- */
 enum ls_scan_flag {
     LS_SCAN_CRC = 1,     /* verify each batch's CRC-32C */

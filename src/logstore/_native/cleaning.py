@@ -1,0 +1,302 @@
+"""
+Kernels of the cleaner: the offset map, and what a round retains of batches: typed wrappers.
+
+Nothing here keeps a reference to a buffer after the call but the map's own memory; all calls over
+batches release the GIL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from logstore._native._core import ffi, lib
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from logstore._native.kernels import Buffer
+
+OFFSET_MAP_ENTRY_BYTES: int = lib.LS_OFFSET_MAP_ENTRY_BYTES
+
+CLEAN_END: int = lib.LS_CLEAN_END
+CLEAN_TORN: int = lib.LS_CLEAN_TORN
+CLEAN_INVALID: int = lib.LS_CLEAN_INVALID
+CLEAN_LEGACY: int = lib.LS_CLEAN_LEGACY
+CLEAN_SPECIAL: int = lib.LS_CLEAN_SPECIAL
+CLEAN_FULL: int = lib.LS_CLEAN_FULL
+CLEAN_TAKEN: int = lib.LS_CLEAN_TAKEN
+
+SECRET_BYTES = 16
+_ALL_BATCHES = 2**62
+_UINTPTR = ffi.typeof("uintptr_t")
+
+
+def _address(data: Buffer) -> Any:
+    return ffi.cast(_UINTPTR, ffi.from_buffer(data))
+
+
+def siphash128(secret: bytes, data: Buffer) -> bytes:
+    """Return SipHash-2-4 with 128 bits of ``data`` under a secret of 16 bytes."""
+    assert len(secret) == SECRET_BYTES
+    view = ffi.from_buffer(data)
+    words = np.frombuffer(secret, np.uint64)
+    found = ffi.new("uint64_t[2]")
+    lib.ls_siphash128(
+        ffi.from_buffer("uint64_t[]", words), ffi.cast(_UINTPTR, view), len(view), found
+    )
+    return bytes(ffi.buffer(found))
+
+
+class Mapped(NamedTuple):
+    """What was put into a map: bytes of whole batches, records looked at, why it stopped."""
+
+    bytes_read: int
+    records_read: int
+    stop: int
+
+
+class Cleaned(NamedTuple):
+    """What was retained of batches, or of one section; the fields of ``struct ls_cleaned``."""
+
+    bytes_read: int
+    bytes_written: int
+    records_read: int
+    records_retained: int
+    records_invalid: int
+    base_timestamp: int
+    max_timestamp: int
+    stop: int
+    has_horizon: bool
+    is_unchanged: bool
+
+
+class NativeOffsetMap:
+    """
+    The C half of an offset map: slots in memory of its own, and the walks that use them.
+
+    Args:
+        slots: How many entries there is room for.
+        entries_max: How many a walk puts in at most.
+        secret: Of the hash, 16 bytes.
+    """
+
+    __slots__ = ("_entries", "_struct")
+
+    def __init__(self, slots: int, entries_max: int, secret: bytes) -> None:
+        assert 0 < entries_max <= slots
+        assert len(secret) == SECRET_BYTES
+        self._struct = ffi.new("struct ls_offset_map *")
+        self._struct.slot_count = slots
+        self._struct.entries_max = entries_max
+        words = np.frombuffer(secret, np.uint64)
+        self._struct.secret[0], self._struct.secret[1] = int(words[0]), int(words[1])
+        self._entries: npt.NDArray[np.uint64] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; memory is only taken for slots that are used again."""
+        struct = self._struct
+        if struct.entry_count > 0 or self._entries is None:
+            self._entries = None  # Before the new memory is there: never both.
+            self._entries = np.zeros(
+                int(struct.slot_count) * OFFSET_MAP_ENTRY_BYTES // 8, np.uint64
+            )
+        struct.entries = _address(self._entries)
+        struct.entry_count = 0
+        struct.latest_offset = -1
+
+    @property
+    def slots(self) -> int:
+        """Entries that there is room for."""
+        return int(self._struct.slot_count)
+
+    @property
+    def entries_max(self) -> int:
+        """Entries that a walk puts in at most."""
+        return int(self._struct.entries_max)
+
+    @property
+    def size(self) -> int:
+        """Keys in the map."""
+        return int(self._struct.entry_count)
+
+    @property
+    def latest_offset(self) -> int:
+        """The offset up to which everything is in the map; -1: nothing."""
+        return int(self._struct.latest_offset)
+
+    def update_latest_offset(self, offset: int) -> None:
+        """Say that everything up to an offset was looked at."""
+        self._struct.latest_offset = offset
+
+    def put(self, key: Buffer, offset: int) -> bool:
+        """Put an offset in place of the one that is there; False: there is no slot left."""
+        view = ffi.from_buffer(key)
+        address = ffi.cast(_UINTPTR, view)
+        return bool(lib.ls_offset_map_put(self._struct, address, len(view), offset) == 0)
+
+    def get(self, key: Buffer) -> int:
+        """Return the last offset put for a key, or -1."""
+        view = ffi.from_buffer(key)
+        return int(lib.ls_offset_map_get(self._struct, ffi.cast(_UINTPTR, view), len(view)))
+
+    # -- building ----------------------------------------------------------------------------------
+
+    def map_batches(
+        self,
+        data: Buffer,
+        start_offset: int,
+        *,
+        transactional: bool = False,
+        batches_max: int = _ALL_BATCHES,
+    ) -> Mapped:
+        """
+        Put the records of batches; see ``ls_map_batches``.
+
+        Args:
+            data: From a batch boundary on.
+            start_offset: Records below it are left out.
+            transactional: Take transactional batches, too.
+            batches_max: Take at most so many.
+        """
+        view = ffi.from_buffer(data)
+        mapped = ffi.new("struct ls_mapped *")
+        lib.ls_map_batches(
+            self._struct,
+            ffi.cast(_UINTPTR, view),
+            len(view),
+            start_offset,
+            lib.LS_CLEAN_TRANSACTIONAL if transactional else 0,
+            batches_max,
+            mapped,
+        )
+        return Mapped(mapped.bytes_read, mapped.records_read, mapped.stop)
+
+    def map_section(
+        self, section: Buffer, record_count: int, base_offset: int, start_offset: int
+    ) -> Mapped:
+        """Put the records of one plain section; see ``ls_map_section``."""
+        view = ffi.from_buffer(section)
+        mapped = ffi.new("struct ls_mapped *")
+        lib.ls_map_section(
+            self._struct,
+            ffi.cast(_UINTPTR, view),
+            len(view),
+            record_count,
+            base_offset,
+            start_offset,
+            mapped,
+        )
+        return Mapped(mapped.bytes_read, mapped.records_read, mapped.stop)
+
+
+class RecordFilter:
+    """
+    What a round retains, as C applies it to batches and sections.
+
+    Args:
+        offset_map: The last offset of each key.
+        now_ms: Tombstones whose delete horizon is there or before go.
+        delete_horizon: What batches get whose tombstones stay.
+        kept_ends: Last offsets of batches that stay without records when all of them go.
+
+    Source: Kafka ``MemoryRecords.RecordFilter``.
+    """
+
+    __slots__ = ("_kept_ends", "_marks", "_struct", "offset_map")
+
+    def __init__(
+        self,
+        offset_map: NativeOffsetMap,
+        *,
+        now_ms: int,
+        delete_horizon: int,
+        kept_ends: list[int],
+    ) -> None:
+        self.offset_map = offset_map
+        self._marks: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._kept_ends = np.array(sorted(kept_ends), np.int64)
+        self._struct = ffi.new("struct ls_cleaning *")
+        self._struct.now_ms = now_ms
+        self._struct.delete_horizon = delete_horizon
+        self._struct.kept_ends = _address(self._kept_ends)
+        self._struct.kept_end_count = len(self._kept_ends)
+
+    def _marks_for(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return scratch memory for the records of so many bytes: one takes 7 or more."""
+        if len(self._marks) < size // 7 + 1:
+            self._marks = np.empty(size // 7 + 1, np.uint8)
+        return self._marks
+
+    def clean_batches(
+        self,
+        data: Buffer,
+        out: Buffer,
+        *,
+        transactional: bool = False,
+        batches_max: int = _ALL_BATCHES,
+    ) -> Cleaned:
+        """Copy what stays of uncompressed batches to ``out``; see ``ls_clean_batches``."""
+        view = ffi.from_buffer(data)
+        out_view = ffi.from_buffer(out, require_writable=True)
+        marks = self._marks_for(len(view))
+        cleaned = ffi.new("struct ls_cleaned *")
+        lib.ls_clean_batches(
+            self.offset_map._struct,
+            self._struct,
+            ffi.cast(_UINTPTR, view),
+            len(view),
+            lib.LS_CLEAN_TRANSACTIONAL if transactional else 0,
+            batches_max,
+            ffi.cast(_UINTPTR, out_view),
+            len(out_view),
+            _address(marks),
+            len(marks),
+            cleaned,
+        )
+        return _cleaned(cleaned)
+
+    def clean_section(
+        self, header: Buffer, section: Buffer, record_count: int
+    ) -> tuple[Cleaned, memoryview]:
+        """
+        Return what stays of one plain section, and the bytes of it; see ``ls_clean_section``.
+
+        The bytes are empty if nothing stays, or everything does, unchanged.
+        """
+        view = ffi.from_buffer(section)
+        header_view = ffi.from_buffer(header)
+        marks = self._marks_for(len(view))
+        room = len(view) + 14 * max(0, min(record_count, len(view) // 7))
+        out = bytearray(room)
+        cleaned = ffi.new("struct ls_cleaned *")
+        lib.ls_clean_section(
+            self.offset_map._struct,
+            self._struct,
+            ffi.cast(_UINTPTR, header_view),
+            ffi.cast(_UINTPTR, view),
+            len(view),
+            _address(out),
+            room,
+            _address(marks),
+            len(marks),
+            cleaned,
+        )
+        return _cleaned(cleaned), memoryview(out)[: cleaned.bytes_written]
+
+
+def _cleaned(cleaned: Any) -> Cleaned:
+    return Cleaned(
+        cleaned.bytes_read,
+        cleaned.bytes_written,
+        cleaned.records_read,
+        cleaned.records_retained,
+        cleaned.records_invalid,
+        cleaned.base_timestamp,
+        cleaned.max_timestamp,
+        cleaned.stop,
+        bool(cleaned.has_horizon),
+        bool(cleaned.is_unchanged),
+    )
