@@ -156,7 +156,7 @@ class PartitionDirectory:
             ):
                 logger.info("%s: %s was replaced", self._directory, name)
                 self._delete(name)
-        for name in _stale_indexes(swaps):
+        for name in stale_indexes(swaps):
             # Of a replacement without records, which covers no offsets: a transaction index that
             # it does not have would hide what its producers write later.
             self._delete(name)
@@ -199,7 +199,7 @@ class PartitionDirectory:
         )
 
 
-def _stale_indexes(swaps: list[str]) -> list[str]:
+def stale_indexes(swaps: list[str]) -> list[str]:
     """Return the names that indexes would have which are not among the replacements."""
     present = set(swaps)
     return [

@@ -28,7 +28,8 @@ pos   bytes  field, in the machine's byte order; int64 but for the header
 240   8      first unstable offset, -1: none
 248   8      recovery point
 256   8      truncation count: odd while one is under way
-320   2048   the offsets of the last 256 truncations, by truncation count / 2 mod 256
+320   2048   the offsets of the last 256 truncations, by truncation count / 2 mod 256; -2: sealed
+             segments were replaced by cleaned ones
 ====  =====  ===========================================================================
 
 **Order.** The writer stores the size, then the log end, after the bytes are written. All else moves
@@ -311,8 +312,12 @@ class LiveOffsets:
         """Say, before files change, that everything from an offset on goes."""
         self.page.truncating(target_offset)
 
+    def replacing(self) -> None:
+        """Say, before files change, that sealed segments get other ones; nothing goes."""
+        self.page.replacing()
+
     def truncated(self) -> None:
-        """Say that it is gone."""
+        """Say that it is gone, or replaced."""
         self.page.truncated()
 
     def close(self, *, closed: bool) -> None:

@@ -39,6 +39,7 @@ from logstore.loader import LoadedLog
 from logstore.partition import LEADER_EPOCH_FILE
 from logstore.partition_state import PartitionState, state_path_of
 from logstore.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, segment_file_name
+from logstore.truncations import NOTHING_GONE
 from logstore.view_loader import ViewLoader
 from logstore.writer_lock import LOCK_FILE, LOCK_FILE_BYTES_MAX, has_writer, is_signed
 
@@ -284,6 +285,8 @@ class LiveView:
             if cut is not None and cut <= max(shown.log_start_offset, 0):
                 break
             segments = self._list_segments(shown, before, cut)
+            if self._file.page.replaced_since(shown.truncation_count):
+                break  # Between two names of the same segment.
             lower = self._file.page.truncated_to(shown.truncation_count)
             if lower == cut:
                 return segments, cut
@@ -355,6 +358,8 @@ class LiveView:
             or self._file is None
         ):
             return {}
+        if self._file.page.replaced_since(before.shown.truncation_count):
+            return {}
         segments = [each for each in before.segments if isinstance(each, LiveSegment)]
         if before.is_cut:
             segments.pop()
@@ -382,9 +387,12 @@ class LiveView:
         self._page_truncations = count
         if self._log is None or since == count:
             return
-        lowest = self._file.page.truncated_to(0 if since is None else since)
+        since = since or 0
+        lowest = self._file.page.truncated_to(since)
         if lowest is not None:
             self._log._truncations.note(max(lowest, 0))
+        elif self._file.page.replaced_since(since):
+            self._log._truncations.note(NOTHING_GONE)
 
     # -- flushed -----------------------------------------------------------------------------------
 

@@ -9,13 +9,16 @@ Source: DESIGN.md D6.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from logstore.live_offsets import LiveOffsets
 
+NOTHING_GONE: Final = 2**63 - 1
 TARGETS_MAX: Final = 64
 
 
@@ -41,6 +44,22 @@ class Truncations:
         """Return a context in which everything from an offset on goes."""
         return UnderWay(self, target_offset)
 
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[None]:
+        """
+        Tell other processes that sealed segments are being replaced: they open the files anew.
+
+        Readers here hold what they read of the old ones, and go over when they open the next.
+        """
+        live = self.live
+        if live is not None:
+            live.replacing()
+        try:
+            yield
+        finally:
+            if live is not None:
+                live.truncated()
+
     def begin(self, target_offset: int) -> None:
         """Say, before anything changes, that everything from an offset on goes."""
         assert self.count % 2 == 0
@@ -57,7 +76,7 @@ class Truncations:
             self.live.truncated()
 
     def note(self, target_offset: int) -> None:
-        """Learn of one that another process has made."""
+        """Learn of one that another process has made; NOTHING_GONE: other files hold the same."""
         self._targets.append((self.count // 2, target_offset))
         self.count += 2
 

@@ -101,6 +101,7 @@ class UnifiedLog(AppendingPartition):
         max_offset = placed._replace(message_offset=watermark.message_offset)
         while True:
             segments = self._local_log.segments
+            truncations = None if self._view is None else self.truncations
             try:
                 found = self.undisturbed(
                     lambda: self._local_log.read(
@@ -111,7 +112,8 @@ class UnifiedLog(AppendingPartition):
                         include_aborted=isolation == "read_committed",
                     )
                 )
-                break
+                if truncations is None or truncations == self.truncations:
+                    break  # Else the place may be one of an older file of that name.
             except ClosedError:  # Of a segment that was deleted meanwhile.
                 self.check_open()
                 self._check_log_start(start)
@@ -386,8 +388,8 @@ class UnifiedLog(AppendingPartition):
                     " clean it again",
                     path=self._directory,
                 )
-            # Nothing goes that could be read, but places in the old files do.
-            with self._truncating(self.log_end_offset):
+            self.forget_places()
+            with self._truncations.replacing():
                 gone = self._local_log.replace_segments(new_segments, old_segments)
             with self._poison.if_it_fails():
                 self._delete_producer_snapshots(gone)

@@ -25,7 +25,7 @@ from logstore.checkpoint import EpochEntry, LeaderEpochCheckpointFile
 from logstore.errors import StorageError
 from logstore.files import FileHandle
 from logstore.leader_epoch import LeaderEpochCache
-from logstore.leftovers import offset_of_file
+from logstore.leftovers import offset_of_file, stale_indexes
 from logstore.loader import LoadedLog, LogLoader
 from logstore.producer_view import ViewProducerState
 from logstore.segment import (
@@ -212,6 +212,8 @@ class ViewLoader(LogLoader):
             offset = offset_of_file(name)
             if offset is not None and first <= offset < end and name not in swaps:
                 del self._actual[name]
+        for name in stale_indexes(swaps):
+            self._actual.pop(name, None)
         for name in swaps:
             self._actual[name.removesuffix(SWAP_SUFFIX)] = self._actual.pop(name)
 

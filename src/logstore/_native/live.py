@@ -157,8 +157,12 @@ class LivePage:
         """Say, before files change, that everything from an offset on goes."""
         lib.ls_live_truncating(self._address, target_offset)
 
+    def replacing(self) -> None:
+        """Say, before files change, that sealed segments get other ones; nothing goes."""
+        lib.ls_live_truncating(self._address, lib.LS_LIVE_REPLACED)
+
     def truncated(self) -> None:
-        """Say that it is gone."""
+        """Say that it is gone, or replaced."""
         lib.ls_live_truncated(self._address)
 
     # -- readers -----------------------------------------------------------------------------------
@@ -189,6 +193,10 @@ class LivePage:
         """
         lowest: int = lib.ls_live_truncated_to(self._address, since)
         return None if lowest == 2**63 - 1 else lowest
+
+    def replaced_since(self, since: int) -> bool:
+        """Whether segments were replaced since a truncation count, as far as that is known."""
+        return bool(lib.ls_live_replaced(self._address, since))
 
     # -- sleeping ----------------------------------------------------------------------------------
 

@@ -887,6 +887,7 @@ enum {
     LS_LIVE_END_AT = 128,    /* int64, the log end offset: ls_load reads it */
     LS_LIVE_CHANGE_AT = 192, /* int64, moves with everything but the log end; odd meanwhile */
     LS_LIVE_TRUNCATIONS = 256,
+    LS_LIVE_REPLACED = -2, /* in place of a target: other files have the names of sealed segments */
     LS_LIVE_WAIT_MAX = 128
 };
 
@@ -921,6 +922,8 @@ void ls_live_truncated(uintptr_t live);
 int64_t ls_live_load(uintptr_t live, struct ls_live_offsets *offsets);
 /* The change count, after everything that was read before. */
 int64_t ls_live_change(uintptr_t live);
+/* 1: segments were replaced since that truncation count, or that is not known; else 0. */
+int64_t ls_live_replaced(uintptr_t live, int64_t since);
 /* The lowest offset that was truncated to since that truncation count; INT64_MAX: none; -1: not known. */
 int64_t ls_live_truncated_to(uintptr_t live, int64_t since);
 

@@ -146,6 +146,16 @@ int64_t ls_live_load(uintptr_t address, struct ls_live_offsets *offsets) {
     return -EAGAIN;
 }
 
+int64_t ls_live_replaced(uintptr_t address, int64_t since) {
+    struct ls_live *live = live_at(address);
+    int64_t stop = (atomic_load(&live->truncation_count) + 1) / 2;
+    if (stop - since / 2 > LS_LIVE_TRUNCATIONS) return 1;
+    for (int64_t index = since / 2; index < stop; index++)
+        if (atomic_load(&live->truncated_to[index % LS_LIVE_TRUNCATIONS]) == LS_LIVE_REPLACED)
+            return 1;
+    return 0;
+}
+
 int64_t ls_live_truncated_to(uintptr_t address, int64_t since) {
     struct ls_live *live = live_at(address);
     int64_t count = atomic_load(&live->truncation_count);
@@ -155,7 +165,7 @@ int64_t ls_live_truncated_to(uintptr_t address, int64_t since) {
     int64_t lowest = INT64_MAX;
     for (int64_t index = first; index < stop; index++) {
         int64_t target = atomic_load(&live->truncated_to[index % LS_LIVE_TRUNCATIONS]);
-        if (target < lowest) lowest = target;
+        if (target != LS_LIVE_REPLACED && target < lowest) lowest = target;
     }
     return lowest;
 }
