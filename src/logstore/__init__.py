@@ -41,6 +41,7 @@ from logstore.errors import (
     InvalidRecordError,
     InvalidTimestampError,
     InvalidTopicError,
+    InvalidTransactionTimeoutError,
     InvalidTxnStateError,
     LockedError,
     LogExistsError,
@@ -49,11 +50,13 @@ from logstore.errors import (
     MissingExtraError,
     OfflineError,
     OffsetGapError,
+    OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
     OffsetsOutOfOrderError,
     OutOfOrderSequenceError,
     PartialAppendError,
     PoisonedError,
+    ProducerFencedError,
     ReadOnlyError,
     RecordBatchTooLargeError,
     RecordTooLargeError,
@@ -76,6 +79,7 @@ from logstore.given_records import Headers
 from logstore.loading_store import LoadProgress
 from logstore.log import Log
 from logstore.opening import open
+from logstore.positions import Positions
 from logstore.producer_append import VerificationGuard
 from logstore.reader import AbortedTransactions, Isolation, RecordIterator, Start
 from logstore.record import RecordBatch, TimestampType
@@ -84,6 +88,7 @@ from logstore.segment import TimestampAndOffset
 from logstore.store import LogStore, open_store
 from logstore.store_config import StoreConfig
 from logstore.topic import Topic, TopicOffset
+from logstore.transactions import Transaction
 from logstore.waiter import LogWaiter
 from logstore.watermarks import LogOffsets
 
@@ -111,6 +116,7 @@ __all__ = [
     "InvalidRecordError",
     "InvalidTimestampError",
     "InvalidTopicError",
+    "InvalidTransactionTimeoutError",
     "InvalidTxnStateError",
     "Isolation",
     "LoadProgress",
@@ -129,11 +135,14 @@ __all__ = [
     "MissingExtraError",
     "OfflineError",
     "OffsetGapError",
+    "OffsetMetadataTooLargeError",
     "OffsetOutOfRangeError",
     "OffsetsOutOfOrderError",
     "OutOfOrderSequenceError",
     "PartialAppendError",
     "PoisonedError",
+    "Positions",
+    "ProducerFencedError",
     "ReadOnlyError",
     "Record",
     "RecordBatch",
@@ -153,6 +162,7 @@ __all__ = [
     "TopicExistsError",
     "TopicOffset",
     "TopicPartition",
+    "Transaction",
     "TransactionCoordinatorFencedError",
     "UnexpectedAppendOffsetError",
     "UnknownTopicError",

@@ -30,10 +30,6 @@ from logstore.protocol_message import (
     Struct,
 )
 
-CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
-TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
-INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC})
-
 TOMBSTONE_TEXT: Final = "<DELETE>"
 
 _INT32_MASK: Final = 0xFFFF_FFFF

@@ -322,6 +322,35 @@ class InvalidTxnStateError(LogStoreError, ValueError):
     kafka_error_code = 48
 
 
+class InvalidTransactionTimeoutError(LogStoreError, ValueError):
+    """
+    A transaction may not be open for so long, or its time-out is no time.
+
+    Kafka error code 50 (INVALID_TRANSACTION_TIMEOUT).
+    """
+
+    code = "INVALID_TRANSACTION_TIMEOUT"
+    kafka_error_code = 50
+
+
+class OffsetMetadataTooLargeError(LogStoreError, ValueError):
+    """Metadata of a position is larger than offset.metadata.max.bytes. Kafka error code 12."""
+
+    code = "OFFSET_METADATA_TOO_LARGE"
+    kafka_error_code = 12
+
+
+class ProducerFencedError(LogStoreError, RuntimeError):
+    """
+    The transaction has ended by other hands: a newer producer took its id over, or it timed out.
+
+    Nothing of it will be seen. Kafka error code 90 (PRODUCER_FENCED).
+    """
+
+    code = "PRODUCER_FENCED"
+    kafka_error_code = 90
+
+
 class TransactionCoordinatorFencedError(LogStoreError, ValueError):
     """A marker came from an older coordinator. Kafka error code 52."""
 

@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 
 from logstore.checkpoint import LeaderEpochCheckpointFile, OffsetCheckpointFile
 from logstore.control_record import ControlRecordType, EndTransactionMarker
-from logstore.coordinator_record import (
-    CONSUMER_OFFSETS_TOPIC,
-    INTERNAL_TOPICS,
-    TRANSACTION_STATE_TOPIC,
-    type_id_of,
-)
+from logstore.coordinator_record import type_id_of
 from logstore.errors import LogStoreError
 from logstore.group_metadata import decode_group_record, shown_group_record
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
@@ -26,6 +21,7 @@ from logstore.inspection import Damage, Entry, base_offset_of, scan_log_file
 from logstore.producer_snapshot import read_snapshot
 from logstore.record import Record, RecordBatch
 from logstore.timestamp_type import TimestampType
+from logstore.topic_names import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from logstore.transaction_log import decode_transaction_record
 
 UNKNOWN_TYPE_TEXT = "<UNKNOWN>"  # A newer broker's record.
@@ -118,7 +114,7 @@ def log_entries(path: Path) -> Iterator[dict[str, Any] | str]:
             continue
         for position, entry in part.entries():
             fields = batch_fields(entry, position)
-            if isinstance(entry, RecordBatch) and (entry.is_control or topic in INTERNAL_TOPICS):
+            if isinstance(entry, RecordBatch) and (entry.is_control or topic in _INTERNAL_FIELDS):
                 shown = _control_fields if entry.is_control else _INTERNAL_FIELDS[topic]
                 try:
                     fields["records"] = [shown(record) for record in entry.records()]
@@ -183,7 +179,7 @@ def _internal_fields(record: Record, shown: dict[str, Any] | None) -> dict[str, 
 
 
 _INTERNAL_FIELDS = {
-    CONSUMER_OFFSETS_TOPIC: _group_fields,
+    GROUP_METADATA_TOPIC: _group_fields,
     TRANSACTION_STATE_TOPIC: _transaction_fields,
 }
 

@@ -7,6 +7,7 @@ The store: directories full of topic-partitions that look after themselves.
 ``hosting_store.py``         what a store has, and how it is found
 ``topic_store.py``           topics come, change and go
 ``loading_store.py``         what is on the disk is hosted and loaded
+``transactional_store.py``   transactions over partitions, and positions of groups
 this module                  opening and closing
 ``store_directories.py``     the log directories: locked together, and what is in each
 ``log_directory.py``         one of them: its lock, clean marker and checkpoints
@@ -38,7 +39,7 @@ from logstore.errors import (
     StorageError,
 )
 from logstore.files import REAL_FILES, Files
-from logstore.loading_store import LoadingStore, ProgressListener
+from logstore.loading_store import ProgressListener
 from logstore.log_directory import STORE, LogDirectory
 from logstore.opening import MODES, Mode
 from logstore.reporting import Listener, Reports
@@ -49,6 +50,7 @@ from logstore.store_directories import (
     check_for_reading,
     lock_directories,
 )
+from logstore.transactional_store import TransactionalStore
 
 
 def open_store(
@@ -155,7 +157,7 @@ def open_log_store(
     return store
 
 
-class LogStore(LoadingStore):
+class LogStore(TransactionalStore):
     """
     Topics and their partitions, in one or several directories.
 
@@ -230,6 +232,7 @@ class LogStore(LoadingStore):
         if self._is_forked() or self._is_read_only:
             self.abandon()
             return
+        self._transactions.close()
         self._tasks.stop()
         self.scheduler.shutdown(wait=True)
         with self._lock:
@@ -284,6 +287,7 @@ class LogStore(LoadingStore):
         self._is_closed = True
         is_forked = self._is_forked()
         if not is_forked:
+            self._transactions.stop()
             self._tasks.stop()
             self.scheduler.shutdown(wait=False)
         for hosted in list(self._hosted.values()):

@@ -141,6 +141,12 @@ class Topic:
         """Return the partition that a key's records go to."""
         return partition_of_key(key, self.partition_count)
 
+    def choose_partition(
+        self, key: Buffer | None, value: Buffer | None = None, headers: Headers = ()
+    ) -> int:
+        """Return the partition for a record: its key's, or without a key the one in turn."""
+        return self._sticky_partition(value, headers) if key is None else self.partition_for(key)
+
     def append(
         self,
         value: Buffer | None,
@@ -172,9 +178,7 @@ class Topic:
         Errors of an append are those of ``Log.append``.
         """
         if partition is None:
-            partition = (
-                self._sticky_partition(value, headers) if key is None else self.partition_for(key)
-            )
+            partition = self.choose_partition(key, value, headers)
         offset = self[partition].append(
             value, key=key, headers=headers, timestamp=timestamp, sync=sync
         )

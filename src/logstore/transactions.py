@@ -1,0 +1,433 @@
+"""
+A transaction: records for several partitions, and positions, that are seen all or not at all.
+
+::
+
+    with store.transaction("billing") as transaction:
+        transaction.append("invoices", b"...", key=b"customer")
+        transaction.commit_positions("billing", {("orders", 0): 42})
+
+Records are collected, and written when they fill a batch or at the end. Until the commit nobody
+who reads committed records sees any of them; whoever reads uncommitted ones sees what is written.
+
+Source: Kafka ``KafkaProducer``, ``TransactionManager``; KIP-98, KIP-447, KIP-890.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+
+from logstore._native import Buffer, size_of
+from logstore.checkpoint import TopicPartition
+from logstore.compression import CompressionType
+from logstore.errors import (
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    LogStoreError,
+    ProducerFencedError,
+)
+from logstore.given_records import Headers, check_buffer, header_pairs, milliseconds_of
+from logstore.positions import Offsets
+from logstore.record import increment_sequence
+from logstore.records_builder import RecordFields, encode_batch
+from logstore.topic_names import INTERNAL_TOPICS
+from logstore.transaction_coordinator import (
+    CoordinatorStore,
+    ProducerIdAndEpoch,
+    TransactionCoordinator,
+)
+from logstore.transaction_log import TransactionState
+
+if TYPE_CHECKING:
+    from logstore.log import Log
+
+Outcome: TypeAlias = Literal["open", "committed", "aborted", "fenced", "in doubt"]
+Place: TypeAlias = str | tuple[str, int]
+
+# What a record takes in a batch beyond its key, value and headers, at most.
+RECORD_OVERHEAD_MAX: Final = 36
+BATCH_OVERHEAD: Final = 61
+
+
+class Transaction:
+    """
+    One transaction; ``store.transaction(id)`` makes it, and leaving its block ends it.
+
+    An exception in the block aborts, everything else commits.
+
+    **Durability**: on return of :meth:`commit` everything survives a power loss.
+
+    **Thread rule**: any thread may call anything; calls wait for each other.
+
+    Args:
+        store: Where the partitions are.
+        coordinator: Its coordinator.
+        transactional_id: A lasting name: who comes with the same one fences this.
+        timeout_ms: After so long the coordinator aborts it.
+        compression: Codec of the batches; None: none, unless the topic says so.
+        position_records: Makes the records of positions; None: there are no positions.
+    """
+
+    def __init__(
+        self,
+        store: CoordinatorStore,
+        coordinator: TransactionCoordinator,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        compression: str | None = None,
+        position_records: PositionRecords | None = None,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._transactional_id = transactional_id
+        self._codec = (
+            CompressionType.NONE if compression is None else CompressionType.of(compression)
+        )
+        self._position_records = position_records
+        self._lock = threading.RLock()
+        self._outcome: Outcome = "open"
+        self._pending: dict[TopicPartition, _Pending] = {}
+        self._added: set[TopicPartition] = set()
+        self._sequences: dict[TopicPartition, int] = {}
+        self._producer = coordinator.begin(transactional_id, timeout_ms)
+
+    @property
+    def transactional_id(self) -> str:
+        """The name that it was begun with."""
+        return self._transactional_id
+
+    @property
+    def producer(self) -> ProducerIdAndEpoch:
+        """Who its records are from."""
+        return self._producer
+
+    @property
+    def outcome(self) -> Outcome:
+        """
+        How it stands.
+
+        ==============  ====================================================================
+        ``open``        neither committed nor aborted
+        ``committed``   everything is seen, or will be once a failed disk is back
+        ``aborted``     nothing will be seen
+        ``fenced``      aborted by the coordinator: it timed out, or somebody took the id over
+        ``in doubt``    the disk failed while the decision was written: the next open of the
+                        store tells, and ends it
+        ==============  ====================================================================
+        """
+        return self._outcome
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: Place,
+        value: Buffer | None,
+        *,
+        key: Buffer | None = None,
+        headers: Headers = (),
+        timestamp: int | datetime | None = None,
+    ) -> None:
+        """
+        Add one record.
+
+        Args:
+            topic: A topic, whose partitioner decides, or a topic and a partition.
+            value: A buffer; None is a tombstone.
+            key: A buffer.
+            headers: A mapping or a sequence of pairs.
+            timestamp: Milliseconds or an aware datetime; None: now.
+
+        Raises:
+            InvalidTxnStateError: The transaction has ended, or the topic is internal.
+            ProducerFencedError: It has ended by other hands.
+            UnknownTopicError: There is no such topic.
+            RecordTooLargeError: A batch of the topic has no room for the record.
+            StorageError: It cannot be written; abort.
+        """
+        check_buffer(value, "a value")
+        check_buffer(key, "a key")
+        with self._lock:
+            self._check_open()
+            place = self._place(topic, key, value, headers)
+            self._add(
+                place,
+                (
+                    None,
+                    self._now() if timestamp is None else milliseconds_of(timestamp),
+                    None if key is None else bytes(key),
+                    None if value is None else bytes(value),
+                    header_pairs(headers),
+                ),
+            )
+
+    def extend(
+        self,
+        topic: Place,
+        values: Iterable[Buffer | None],
+        *,
+        keys: Iterable[Buffer | None] | None = None,
+    ) -> None:
+        """
+        Add many records; arguments and errors as in :meth:`append`.
+
+        Raises:
+            ValueError: There are not as many keys as values.
+        """
+        with self._lock:
+            if keys is None:
+                for value in values:
+                    self.append(topic, value)
+            else:
+                for value, key in zip(values, keys, strict=True):
+                    self.append(topic, value, key=key)
+
+    def commit_positions(
+        self,
+        group: str,
+        positions: Offsets,
+        *,
+        metadata: str = "",
+    ) -> None:
+        """
+        Set a group's positions as a part of the transaction.
+
+        Until the commit the group is where it was; after an abort it stays there.
+
+        Args:
+            group: Its name.
+            positions: For each partition the offset of the next record to read.
+            metadata: What to remember with them.
+
+        Raises:
+            InvalidTxnStateError, ProducerFencedError, StorageError: As in :meth:`append`.
+            ValueError: The group is empty or an offset negative.
+            OffsetMetadataTooLargeError: The metadata is larger than offset.metadata.max.bytes.
+
+        Source: Kafka ``sendOffsetsToTransaction``.
+        """
+        with self._lock:
+            self._check_open()
+            if self._position_records is None:
+                raise InvalidTxnStateError("there are no positions here; use a store")
+            place, rows = self._position_records(group, positions, metadata, self._now())
+            for row in rows:
+                self._add(place, row)
+
+    def _place(
+        self, topic: Place, key: Buffer | None, value: Buffer | None, headers: Headers
+    ) -> TopicPartition:
+        name = topic if isinstance(topic, str) else topic[0]
+        if name in INTERNAL_TOPICS:
+            raise InvalidTxnStateError(
+                f"{name} is the coordinators' own; use commit_positions() for positions",
+                topic=name,
+            )
+        if isinstance(topic, str):
+            return TopicPartition(topic, self._store[topic].choose_partition(key, value, headers))
+        return TopicPartition(*topic)
+
+    def _add(self, place: TopicPartition, row: RecordFields) -> None:
+        size_bytes = RECORD_OVERHEAD_MAX + sum(
+            0 if item is None else size_of(item) for item in (row[2], row[3])
+        )
+        for name, value in row[4]:
+            size_bytes += len(name) * 4 + 10 + (0 if value is None else len(value))
+        pending = self._pending.get(place)
+        if pending is None:
+            pending = self._pending[place] = _Pending(self._store[place])
+        if pending.rows and pending.size_bytes + size_bytes > pending.bytes_max:
+            self._write([place])
+        pending.rows.append(row)
+        pending.size_bytes += size_bytes
+        if pending.size_bytes >= pending.bytes_max:
+            self._write([place])
+
+    def flush(self) -> None:
+        """
+        Write what was collected, to be seen by whoever reads uncommitted records.
+
+        Raises:
+            ProducerFencedError: The transaction has ended by other hands.
+            StorageError: It cannot be written; abort.
+        """
+        with self._lock:
+            self._check_open()
+            self._write([place for place, pending in self._pending.items() if pending.rows])
+
+    def _write(self, places: list[TopicPartition]) -> None:
+        new = [place for place in places if place not in self._added]
+        try:
+            if new:
+                self._coordinator.add_partitions(self._transactional_id, self._producer, new)
+                self._added.update(new)
+            for place in places:
+                self._append(place, self._pending[place])
+        except ProducerFencedError:
+            self._outcome = "fenced"
+            raise
+        except (InvalidProducerEpochError, InvalidTxnStateError) as error:
+            # A marker was there first: it has ended the transaction, and raised the epoch.
+            self._outcome = "fenced"
+            raise ProducerFencedError(
+                f"the transaction of {self._transactional_id!r} has ended by other hands: a newer"
+                " producer took the id over, or it timed out; begin another one",
+                topic=place.topic,
+                partition=place.partition,
+            ) from error
+
+    def _append(self, place: TopicPartition, pending: _Pending) -> None:
+        log = pending.log
+        sequence = self._sequences.get(place, 0)
+        batch = encode_batch(
+            pending.rows,
+            base_offset=0,
+            compression=self._codec,
+            producer_id=self._producer.producer_id,
+            producer_epoch=self._producer.producer_epoch,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        guard = None
+        if sequence == 0:
+            guard = log.maybe_start_transaction_verification(
+                self._producer.producer_id,
+                0,
+                self._producer.producer_epoch,
+                supports_epoch_bump=True,
+            )
+        log.append_batches(batch, leader_epoch=log.leader_epoch, verification_guard=guard)
+        self._sequences[place] = increment_sequence(sequence, len(pending.rows))
+        pending.clear()
+
+    # -- end ---------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """
+        Commit: on return everything is seen, and survives a power loss.
+
+        Raises:
+            InvalidTxnStateError: The transaction was aborted.
+            ProducerFencedError: It has ended by other hands.
+            StorageError: A disk has failed; :attr:`outcome` says what became of it.
+        """
+        with self._lock:
+            if self._outcome == "committed":
+                return
+            self.flush()
+            self._end(committed=True)
+
+    def abort(self) -> None:
+        """
+        Abort: nothing of it will be seen. What has been fenced is aborted already.
+
+        Raises:
+            InvalidTxnStateError: The transaction was committed.
+            StorageError: A disk has failed; the coordinator aborts it later.
+        """
+        with self._lock:
+            if self._outcome in ("aborted", "fenced"):
+                return
+            self._check_open()
+            self._pending.clear()
+            self._end(committed=False)
+
+    def _end(self, *, committed: bool) -> None:
+        wanted: Outcome = "committed" if committed else "aborted"
+        try:
+            self._coordinator.end(self._transactional_id, self._producer, committed=committed)
+        except ProducerFencedError:
+            self._outcome = "fenced"
+            if committed:
+                raise
+        except BaseException:
+            # An abort that fails is the coordinator's to repeat, as is whatever is decided.
+            if self._decision() is not None or not committed:
+                self._outcome = wanted
+            else:
+                self._outcome = self._aborted_instead()
+            raise
+        else:
+            self._outcome = wanted
+        finally:
+            self._pending.clear()
+
+    def _decision(self) -> TransactionState | None:
+        return self._coordinator.decision(self._transactional_id, self._producer)
+
+    def _aborted_instead(self) -> Outcome:
+        """Abort what could not be committed; that fails if the decision may be on the disk."""
+        try:
+            self._coordinator.end(self._transactional_id, self._producer, committed=False)
+        except LogStoreError:
+            return "in doubt" if self._decision() is None else "aborted"
+        return "aborted"
+
+    def _check_open(self) -> None:
+        if self._outcome == "open":
+            return
+        message = f"the transaction of {self._transactional_id!r} has ended: {self._outcome}"
+        if self._outcome == "fenced":
+            raise ProducerFencedError(message + "; begin another one")
+        raise InvalidTxnStateError(message + "; begin another one")
+
+    def _now(self) -> int:
+        return self._store.clock.milliseconds()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._outcome != "open":
+            return  # It was ended in the block, or fenced.
+        if error is None:
+            try:
+                self.commit()
+            finally:
+                if self.outcome == "open":  # A last batch could not be written.
+                    self._abort_quietly()
+        else:
+            self._abort_quietly()
+
+    def _abort_quietly(self) -> None:
+        """Abort because of another error, which is the one to see."""
+        try:
+            self.abort()
+        except LogStoreError as error:
+            self._store.report(error, "transaction-abort")
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self._transactional_id!r} {self._outcome}>"
+
+
+PositionRecords: TypeAlias = Callable[
+    [str, Offsets, str, int],
+    tuple[TopicPartition, list[RecordFields]],
+]
+
+
+class _Pending:
+    """Records that wait for their partition's batch."""
+
+    __slots__ = ("bytes_max", "log", "rows", "size_bytes")
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.bytes_max = log.config.batch_bytes_max
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin the next batch."""
+        self.rows: list[RecordFields] = []
+        self.size_bytes = BATCH_OVERHEAD

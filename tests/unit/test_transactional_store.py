@@ -1,0 +1,179 @@
+"""``store.transaction`` and ``store.positions`` on a real store."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import weakref
+
+import pytest
+
+import logstore
+from logstore.checkpoint import TopicPartition
+from logstore.clock import ManualClock
+from logstore.errors import OfflineError, ReadOnlyError
+from logstore.records_builder import encode_batch
+from logstore.scheduler import ManualScheduler
+from logstore.store import open_log_store
+
+FEW = {"transaction.state.log.num.partitions": 2, "offsets.topic.num.partitions": 3}
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return tmp_path / "data"
+
+
+def values(store, topic, partition=0):
+    return list(store[topic, partition].read_values())
+
+
+def test_exactly_once(path):
+    """Consume, process, produce and commit the position, over a clean end and a kill."""
+    with logstore.open_store(path, config=FEW) as store:
+        store.create_topic("in")
+        store.create_topic("out", partitions=2)
+        store["in", 0].extend([b"%d" % at for at in range(6)])
+    for killed in (False, True, False):
+        store = logstore.open_store(path, config=FEW)
+        positions = store.positions("copy")
+        with store.transaction("copy") as transaction:
+            start = positions.get("in", 0, 0)
+            for record in store["in", 0].read(start, limit=3):
+                transaction.append("out", record.value, key=record.value)
+                start = record.offset + 1
+            transaction.commit_positions("copy", {("in", 0): start})
+            if killed:
+                transaction.flush()
+                store.abandon()
+                transaction.abort = lambda: None
+                transaction.commit = lambda: None
+        store.close()
+    with logstore.open_store(path, mode="r") as store:
+        assert [b"%d" % at for at in range(6)] == sorted(
+            values(store, "out") + values(store, "out", 1)
+        )
+        assert {TopicPartition("in", 0): 0} == store.positions("copy").lag()
+        assert ["copy"] == store.groups()
+        with pytest.raises(ReadOnlyError):
+            store.transaction("copy")
+        with pytest.raises(ReadOnlyError):
+            store.positions("copy").commit({("in", 0): 1})
+
+
+def test_internal_topics(path):
+    """They are made when they are needed, with Kafka's settings."""
+    with logstore.open_store(path, config=FEW) as store:
+        orders = store.create_topic("orders")
+        assert ["orders"] == list(store)
+        with store.transaction("t") as transaction:
+            transaction.append("orders", b"1")
+        assert 2 == store["__transaction_state"].partition_count
+        store.positions("g").commit({("orders", 0): 1})
+        topic = store["__consumer_offsets"]
+        assert (3, True) == (topic.partition_count, topic.is_internal)
+        assert (True, False, 104_857_600) == (
+            topic.config.compact,
+            topic.config.delete,
+            topic.config.segment_bytes,
+        )
+        assert [b"1"] == list(orders[0].read_values())
+        assert [] == list(store.check())
+        assert not store.errors
+
+
+def test_taken_over_from_a_broker(path):
+    """Producer ids begin above all that the logs know."""
+    with logstore.open_store(path, config=FEW) as store:
+        store.create_topic("orders")
+        batch = encode_batch(
+            [(None, store.clock.milliseconds(), None, b"x", ())],
+            producer_id=4711,
+            producer_epoch=0,
+            base_sequence=0,
+        )
+        store["orders", 0].append_batches(batch, leader_epoch=0)
+        with store.transaction("t") as transaction:
+            assert 5000 == transaction.producer.producer_id
+            transaction.append("orders", b"1")
+    block = json.loads((path / "latest-producer-id-block").read_text())
+    assert {"version": 1, "broker": 1, "block_start": "5000", "block_end": "5999"} == block
+
+
+def test_unreadable_state(path):
+    """Ids of a partition that cannot be read are refused; the others go on."""
+    with logstore.open_store(path, config=FEW) as store:
+        store.create_topic("orders")
+        for name in ("a", "b"):
+            with store.transaction(name) as transaction:
+                transaction.append("orders", name.encode())
+    shutil.rmtree(path / "__transaction_state-1")
+    with logstore.open_store(path, config=FEW, on_error=lambda report: None) as store:
+        assert store.errors
+        with store.transaction("b") as transaction:
+            transaction.append("orders", b"c")
+        with pytest.raises(OfflineError):
+            store.transaction("a")
+        assert [b"a", b"b", b"c"] == values(store, "orders")
+
+
+def test_time_out_by_the_store(path):
+    """The store's scheduler aborts what is open for too long."""
+    clock = ManualClock()
+    scheduler = ManualScheduler(clock)
+    with open_log_store(path, config=FEW, clock=clock, scheduler=scheduler) as store:
+        store.create_topic("orders")
+        transaction = store.transaction("t", timeout_ms=1000)
+        transaction.append("orders", b"1")
+        transaction.flush()
+        scheduler.advance_to(clock.milliseconds() + 20_000)
+        assert 2 == store["orders", 0].last_stable_offset
+        assert not store.errors
+        with pytest.raises(logstore.ProducerFencedError):
+            transaction.commit()
+
+
+def test_two_directories(tmp_path):
+    """A transaction spans directories; both know the newest block of producer ids."""
+    paths = [tmp_path / "1", tmp_path / "2"]
+    with logstore.open_store(*paths, config=FEW) as store:
+        store.create_topic("orders", partitions=4)
+        with store.transaction("t") as transaction:
+            for partition in range(4):
+                transaction.append(("orders", partition), b"1")
+        assert [[b"1"]] * 4 == [values(store, "orders", partition) for partition in range(4)]
+    blocks = [(path / "latest-producer-id-block").read_text() for path in paths]
+    assert blocks[0] == blocks[1]
+
+
+def test_lazy_store(path):
+    """What was open is ended although nobody has asked for its partition."""
+    store = logstore.open_store(path, config=FEW)
+    store.create_topic("orders")
+    transaction = store.transaction("t")
+    transaction.append("orders", b"1")
+    transaction.flush()
+    store.abandon()
+    with logstore.open_store(path, config=FEW, lazy=True) as store:
+        assert [] == values(store, "orders")
+        assert 2 == store["orders", 0].last_stable_offset
+
+
+def test_forgotten_store(path):
+    """Scheduled work keeps no store alive."""
+    store = logstore.open_store(path, config=FEW)
+    store.create_topic("orders")
+    with store.transaction("t") as transaction:
+        transaction.append("orders", b"1")
+    gone = weakref.ref(store)
+    held = [store, transaction]
+    del store, transaction
+
+    def forget():
+        held.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning):
+        forget()
+    assert gone() is None
