@@ -3,7 +3,8 @@ Recovery of one segment: read the ``.log`` file once, keep its valid prefix, reb
 
 The file is read in large steps into one buffer, which serves all segments of a load. Batches are
 judged and their index entries made in C; Python sees only what needs it: batches of producers
-(idempotence, transactions), changes of the leader epoch, magic 0 and 1 entries.
+(idempotence, transactions), changes of the leader epoch, magic 0 and 1 entries. A small segment
+with none of these, and with right indexes, takes one call into C: a log may have thousands.
 
 Indexes are compared with what was found, and written only if they are not that already: after most
 crashes they are. On a full disk an index stays empty, which is slow and right.
@@ -33,6 +34,7 @@ from logstore._native import (
     SCAN_STOP_LEGACY,
     SCAN_STOP_TORN,
     IndexState,
+    PlainSegments,
     crc32c,
     index_batches,
     scan_batches,
@@ -50,6 +52,8 @@ from logstore.legacy import LegacyEntry
 from logstore.record import RecordBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from logstore.files import Files
@@ -109,6 +113,10 @@ if TYPE_CHECKING:
             """Whether the index files are exactly these already."""
             ...
 
+        def holds_plain(self, is_plain: Callable[[str], bool]) -> bool:
+            """Whether this is said of the three files, which are all."""
+            ...
+
         def update_txn_index(self, completed: CompletedTxn, last_stable_offset: int) -> None:
             """Note a transaction that was aborted."""
             ...
@@ -119,6 +127,7 @@ logger = logging.getLogger(__name__)
 # PERFORMANCE.md A: reading more at once is not faster; a batch that is larger is read alone.
 STEP_BYTES: Final = 1 << 20
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
+LEADER_EPOCH_MAX: Final = 2**31 - 1
 NO_PRODUCER_ID: Final = -1
 NOWHERE: Final = np.empty(0, np.int64)
 
@@ -126,13 +135,27 @@ _Batches = Any  # npt.NDArray with BATCH_DTYPE
 
 
 class StepBuffer:
-    """Memory that a recovery reads into, from the first segment to the last one."""
+    """
+    Memory that a recovery reads into, from the first segment to the last one.
 
-    __slots__ = ("_files", "_step")
+    Attributes:
+        may_be_plain: The segment before was of no producer, as far as was looked.
+    """
+
+    __slots__ = ("_files", "_plain_segments", "_step", "may_be_plain")
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._step: memoryview | None = None
+        self._plain_segments: PlainSegments | None = None
+        self.may_be_plain = True
+
+    @property
+    def plain_segments(self) -> PlainSegments:
+        """What looks at segments that fit here."""
+        if self._plain_segments is None:
+            self._plain_segments = PlainSegments(self._files, self.of(STEP_BYTES))
+        return self._plain_segments
 
     def of(self, size: int) -> memoryview:
         """Return ``size`` bytes; what was in them does not count any more."""
@@ -160,13 +183,8 @@ class _Recovery:
         self.leader_epochs = leader_epochs
         self.buffer = buffer
         self.valid_bytes = 0
-        self.index_state = IndexState(
-            segment.base_offset,
-            segment.index_interval_bytes,
-            offset_entries_room=segment.index_bytes // OffsetIndex.ENTRY_BYTES,
-            # One is kept for the last entry.
-            time_entries_room=segment.index_bytes // TimeIndex.ENTRY_BYTES - 1,
-        )
+        self.index_state = _empty_index_state(segment)
+        self.has_producers = False
         self.largest_offset = segment.base_offset - 1
         self.offset_entries: list[bytes] = []
         self.time_entries: list[bytes] = []
@@ -361,6 +379,7 @@ class _Recovery:
         start = int(batches["position"][0])
         (producers,) = (batches["producer_id"] != NO_PRODUCER_ID).nonzero()
         for at in producers.tolist():
+            self.has_producers = True
             self._apply(RecordBatch(data, int(batches["position"][at]) - start))
         if batches["magic"][-1] >= 2:
             self.producer_state.update_map_end_offset(int(batches["last_offset"][-1]) + 1)
@@ -429,21 +448,66 @@ def recover_segment(
     Returns:
         The size of the prefix, and the largest timestamp with its batch's last offset.
     """
-    recovery = _Recovery(
-        segment,
-        producer_state,
-        leader_epochs,
-        buffer or StepBuffer(segment.files),
-        unflushed_from,
-    )
+    buffer = buffer or StepBuffer(segment.files)
+    if 0 < segment.size_bytes <= STEP_BYTES and buffer.may_be_plain:
+        index_state = _recover_plain(segment, producer_state, leader_epochs, buffer)
+        if index_state is not None:
+            return segment.size_bytes, _largest_timestamp(index_state)
+    recovery = _Recovery(segment, producer_state, leader_epochs, buffer, unflushed_from)
     recovery.run()
     recovery.write_indexes()
-    state = recovery.index_state.struct
-    if state.max_timestamp < 0:
-        return recovery.valid_bytes, TimestampOffset(-1, segment.base_offset)
-    return recovery.valid_bytes, TimestampOffset(
-        int(state.max_timestamp), int(state.offset_of_max_timestamp)
+    buffer.may_be_plain = not recovery.has_producers
+    return recovery.valid_bytes, _largest_timestamp(recovery.index_state)
+
+
+def _recover_plain(
+    segment: RecoverableSegment,
+    producer_state: ProducerStateManager,
+    leader_epochs: LeaderEpochCache | None,
+    buffer: StepBuffer,
+) -> IndexState | None:
+    """
+    Recover a segment that needs no change, as most do after a crash, in one call into C.
+
+    Returns:
+        None if it is not so, or cannot be seen in that way: nothing was changed.
+    """
+    latest = LEADER_EPOCH_MAX if leader_epochs is None else leader_epochs.latest_epoch
+    index_state = _empty_index_state(segment)
+    next_offset: int | None = None
+
+    def is_plain(path: str) -> bool:
+        nonlocal next_offset
+        next_offset = buffer.plain_segments.next_offset(
+            path,
+            size_bytes=segment.size_bytes,
+            leader_epoch=-1 if latest is None else latest,
+            index=index_state,
+        )
+        return next_offset is not None
+
+    if not segment.holds_plain(is_plain):
+        return None
+    assert next_offset is not None
+    producer_state.update_map_end_offset(next_offset)
+    return index_state
+
+
+def _empty_index_state(segment: RecoverableSegment) -> IndexState:
+    return IndexState(
+        segment.base_offset,
+        segment.index_interval_bytes,
+        offset_entries_room=segment.index_bytes // OffsetIndex.ENTRY_BYTES,
+        # One is kept for the last entry.
+        time_entries_room=segment.index_bytes // TimeIndex.ENTRY_BYTES - 1,
     )
+
+
+def _largest_timestamp(index_state: IndexState) -> TimestampOffset:
+    state = index_state.struct
+    if state.max_timestamp < 0:
+        return TimestampOffset(-1, int(state.base_offset))
+    return TimestampOffset(int(state.max_timestamp), int(state.offset_of_max_timestamp))
 
 
 def _size_of_entry(data: memoryview) -> int:

@@ -20,13 +20,16 @@ import contextlib
 import os
 import sys
 import threading
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from logstore.errors import ClosedError, DiskFullError, StorageError
 from logstore.file_views import FileViews
 from logstore.files import FileHandle, Files
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 from logstore.open_files import OPEN_FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -247,8 +250,7 @@ class SegmentFiles:
         Then they need not be written; the next flush syncs them all the same, because whoever
         wrote them may not have got there.
         """
-        indexes = self._offset_index, self._time_index, self._txn_index
-        if any(index is not None and index.is_open for index in indexes):
+        if self._is_an_index_open():
             return False
         path = self._path(TXN_INDEX_SUFFIX)
         is_same = (
@@ -261,6 +263,29 @@ class SegmentFiles:
         if is_same:
             self._mark_indexes_unsynced()
         return is_same
+
+    def _is_an_index_open(self) -> bool:
+        offset_index, time_index, txn_index = self._offset_index, self._time_index, self._txn_index
+        return (
+            (offset_index is not None and offset_index.is_open)
+            or (time_index is not None and time_index.is_open)
+            or (txn_index is not None and txn_index.is_open)
+        )
+
+    def holds_plain(self, is_plain: Callable[[str], bool]) -> bool:
+        """
+        Whether ``is_plain`` says so of the ``.log`` file and both indexes, the only ones there.
+
+        It is given their path without the suffix. As in :meth:`holds_indexes` none is open, and the
+        next flush syncs them all the same.
+        """
+        if self._file_suffix or self._is_an_index_open():
+            return False
+        path = self._path("")
+        if self._files.exists(path + TXN_INDEX_SUFFIX) or not is_plain(path):
+            return False
+        self._mark_indexes_unsynced()
+        return True
 
     def _mark_indexes_unsynced(self) -> None:
         self._are_indexes_unsynced = True

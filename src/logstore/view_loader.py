@@ -18,7 +18,7 @@ import os
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore.checkpoint import EpochEntry, LeaderEpochCheckpointFile
@@ -106,6 +106,11 @@ class ViewSegment(LogSegment):
         if suffix == LOG_SUFFIX or self._scratch is None:
             return super()._path(suffix)
         return os.path.join(self._scratch.path, segment_file_name(self.base_offset, suffix))
+
+    def holds_plain(self, is_plain: Callable[[str], bool]) -> bool:
+        """Return False: a scratch directory has no indexes yet."""
+        del is_plain
+        return False
 
     def _open(self, flags: int) -> FileHandle:
         del flags

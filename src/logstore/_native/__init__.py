@@ -101,6 +101,7 @@ from logstore._native.live import (
     lock_slot,
     wait_any,
 )
+from logstore._native.plain import PlainSegments
 from logstore._native.records import (
     BLOCK_RECORDS_MAX,
     Block,
@@ -185,6 +186,7 @@ __all__ = [
     "PageOffsets",
     "PatchedBatch",
     "Path",
+    "PlainSegments",
     "Record",
     "RecordCheck",
     "RecordColumns",

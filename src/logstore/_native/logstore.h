@@ -486,6 +486,28 @@ int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state
                          uintptr_t offset_entries, int64_t offset_cap, uintptr_t time_entries,
                          int64_t time_cap, struct ls_index_made *made);
 
+/* ---- recovery of a segment that needs no change (ls_recover.c) -------------------------------- */
+struct ls_plain_segment {
+    struct ls_index_state index; /* of an empty segment; afterwards as its batches leave it */
+    int64_t size_bytes;          /* of the .log file */
+    int64_t next_offset;         /* found */
+    int32_t leader_epoch;        /* no batch has a higher one; -1: none has one */
+    int32_t reserved;
+};
+
+/*
+ * Whether the .log file is plain and both indexes are what its recovery would make them. Plain are
+ * whole v2 batches with a right CRC and rising offsets from the base offset on, of no producer and no
+ * new leader epoch: nothing but the indexes follows from them.
+ * `buffer` takes the file; the entries are made in two arrays of `entries_cap` entries (8 and 12
+ * bytes an entry), which have to suffice. false: it is not so, or a file cannot be read: look at it
+ * in another way, which tells why.
+ */
+bool ls_is_plain_segment(ls_io *io, const char *log, const char *offset_index,
+                         const char *time_index, uintptr_t buffer, uintptr_t offset_entries,
+                         uintptr_t time_entries, int64_t entries_cap,
+                         struct ls_plain_segment *segment);
+
 /* Entries are as in the file. Slot of the last with relative offset <= target, or -1. */
 int64_t ls_offset_index_lookup(uintptr_t entries, int64_t count, uint32_t relative_offset);
 /* Slot of the first entry with position >= target, or -1. */

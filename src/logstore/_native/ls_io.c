@@ -319,13 +319,17 @@ int64_t ls_io_file_equals(ls_io *io, const char *path, const void *bytes, int64_
     if (fd < 0) return fd;
     int64_t got = 0;
     int64_t done = 0;
-    while ((got = ls_io_pread(io, (int32_t)fd, block, (int64_t)sizeof block, done)) > 0 &&
-           got <= size - done && memcmp(block, (const uint8_t *)bytes + done, (size_t)got) == 0) {
+    int64_t wanted = 0; /* One byte more than there may be: then less tells where the file ends. */
+    do {
+        wanted = at_most(size - done + 1, (int64_t)sizeof block);
+        got = ls_io_pread(io, (int32_t)fd, block, wanted, done);
+        if (got <= 0 || got > size - done) break;
+        if (memcmp(block, (const uint8_t *)bytes + done, (size_t)got) != 0) break;
         done += got;
-    }
+    } while (got == wanted);
     int64_t closed = ls_io_close(io, (int32_t)fd);
     if (got < 0) return got;
-    return closed < 0 ? closed : got == 0 && done == size;
+    return closed < 0 ? closed : got < wanted && done == size;
 }
 
 /* Copy through memory what the kernel cannot copy by itself. */
