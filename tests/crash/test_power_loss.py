@@ -15,7 +15,7 @@ import crash_workload as workload
 import pytest
 from sampling import IS_NIGHTLY
 
-from logstore.errors import SimulatedCrashError
+from logstore.errors import PoisonedError, SimulatedCrashError
 from logstore.simulated_files import SimulatedFiles
 
 SEEDS = 12 if IS_NIGHTLY else 1
@@ -183,3 +183,59 @@ def test_power_loss_after_sealing_a_flushed_segment(directory):
             assert number == log.fetch_offset_by_timestamp(workload.NOW_MS + number).offset
         assert list(log.check()) == []
         recovered.drop()
+
+
+def synced(session, flushed):
+    """Do what is flushed at once, with little between the records; note what was acknowledged."""
+    log = session.open()
+    written = []
+    for part in range(4):
+        for number in range(4):
+            value = b"%d.%d" % (part, number)
+            log.append(value, sync=True)
+            flushed += [*written, value]
+            written = []
+            log.extend([value] * 3, sync=True)
+            flushed += [value] * 3
+        if part == 0:
+            written = [
+                b"flushed by the roll, or with what follows",
+                b"in a file without a name yet",
+            ]
+            log.append(written[0])
+            log.roll()
+            log.append(written[1])
+            session.scheduler.advance_to(session.clock.milliseconds())
+        elif part == 1:
+            del flushed[-3:]
+            log.truncate_to(len(flushed))
+        elif part == 2:
+            session.clock.advance(6000)  # The recovery point is to be written.
+
+
+def test_power_loss_beside_flushes_of_one_file(directory):
+    """Each record that was acknowledged is there, whatever else its flush could leave out."""
+    files = SimulatedFiles()
+    (directory / "one-file").mkdir()
+    session = workload.Session(os.fspath(directory / "one-file" / "log-0"), files)
+    synced(session, [])
+    session.drop()
+    for seed in range(SEEDS):
+        for crash_at in moments(files.operation_count, seed):
+            name = f"one-file-{seed}-{crash_at}"
+            (directory / name).mkdir()
+            dying = SimulatedFiles(seed, crash_at)
+            session = workload.Session(os.fspath(directory / name / "log-0"), dying)
+            flushed = []
+            # Poisoned: the end came in the background.
+            with contextlib.suppress(SimulatedCrashError, PoisonedError):
+                synced(session, flushed)
+            dying.crash()
+            session.drop()
+            recovered = workload.Session(session.path, clock=session.clock)
+            log = recovered.open()
+            found = [record.value for record in log.read()]
+            assert flushed == found[: len(flushed)], name
+            assert [] == list(log.check())
+            recovered.drop()
+            shutil.rmtree(directory / name)
