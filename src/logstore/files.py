@@ -132,26 +132,6 @@ def _storage_error(error: OSError, action: str, path: Path | int) -> StorageErro
     return StorageError(message, error.errno, path=path)
 
 
-class Lease:
-    """A context manager that lends a :class:`FileHandle`'s descriptor for a ``with`` block."""
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: FileHandle) -> None:
-        self._handle = handle
-
-    def __enter__(self) -> int:
-        return self._handle.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._handle.release()
-
-
 class FileHandle:
     """
     One open file whose descriptor is leased (DESIGN.md D12).
@@ -171,7 +151,6 @@ class FileHandle:
         "_guard",
         "_is_closed",
         "_is_retired",
-        "_lease",
         "_lease_count",
         "files",
         "path",
@@ -191,6 +170,11 @@ class FileHandle:
         self._is_closed = False
 
     @property
+    def fd(self) -> int:
+        """The descriptor, for who has a lease."""
+        return self._fd
+
+    @property
     def is_closed(self) -> bool:
         """Whether new leases are refused."""
         return self._is_closed
@@ -205,22 +189,33 @@ class FileHandle:
         """Leases that have not ended."""
         return self._lease_count
 
-    def lease(self) -> Lease:
+    def lease(self) -> FileHandle:
         """
         A context manager that gives the descriptor and keeps it open meanwhile.
 
         Raises:
             ClosedError: On entering, after :meth:`close`.
         """
-        return Lease(self)
+        return self  # Leases are only counted: an object for each would be half of its time.
 
-    def acquire(self) -> int:
-        """Take a lease that :meth:`release` ends, for holders that are not a ``with`` block."""
+    def __enter__(self) -> int:
         with self._guard:
             if self._is_closed:
                 raise self._closed_error()
             self._lease_count += 1
             return self._fd
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def acquire(self) -> int:
+        """Take a lease that :meth:`release` ends, for holders that are not a ``with`` block."""
+        return self.__enter__()
 
     def release(self) -> None:
         """End a lease. The last one after :meth:`close` closes the descriptor."""

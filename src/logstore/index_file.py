@@ -177,8 +177,7 @@ class IndexFile:
         assert size > 0  # Room for one entry at least.
         handle = FileHandle(self._files, self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            with handle.lease() as fd:
-                self._files.ftruncate(fd, size)
+            self._files.ftruncate(handle.fd, size)  # Nobody else has it yet.
         except BaseException:
             self._files.unlink(self.path, missing_ok=True)
             handle.close()
@@ -203,7 +202,8 @@ class IndexFile:
             ClosedError: The index was closed or deleted.
         """
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             self._refuse_if_closed()
             if self._handle is None:
                 flags = os.O_RDWR if self.writable else os.O_RDONLY
@@ -256,7 +256,8 @@ class IndexFile:
     def _last_raw(self) -> tuple[int, int] | None:
         """Return the last entry as it is in the file, None when there is none."""
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             if self._entry_count == 0:
                 return None
             if self._last is None:
@@ -385,13 +386,15 @@ class IndexFile:
         """Look at the first ``count`` entries only; the file is another's and stays as it is."""
         assert not self.writable
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             self._entry_count = min(self._entry_count, count)
 
     def truncate(self) -> None:
         """Remove all entries; the file keeps its size."""
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             self._set_entry_count(0)
 
     def truncate_to(self, offset: int) -> None:
@@ -429,7 +432,8 @@ class IndexFile:
         assert self.writable
         assert size >= 0
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             size = self._rounded(size)
             if size == self._file_bytes:
                 return False
@@ -447,7 +451,8 @@ class IndexFile:
                 self._view = None  # Readers at work keep the old one.
                 self._file_bytes = size
                 self._is_dirty = True
-                self._set_entry_count(min(self._entry_count, size // self.ENTRY_BYTES))
+                if self._entry_count > size // self.ENTRY_BYTES:
+                    self._set_entry_count(size // self.ENTRY_BYTES)
             if handle is not self._handle:
                 handle.close()
             return True
@@ -472,8 +477,7 @@ class IndexFile:
     def trim_to_valid_size(self) -> None:
         """Cut the file to its entries: the segment takes no more. Gives up the descriptor."""
         with self._lock:
-            self._open()
-            self.resize(self._entry_count * self.ENTRY_BYTES)
+            self.resize(self.entry_count * self.ENTRY_BYTES)
             self._release_handle()
 
     def set_entries(self, entries: bytes) -> None:
@@ -505,7 +509,8 @@ class IndexFile:
     def start_flush(self) -> None:
         """Let the device begin with what :meth:`flush` will wait for."""
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             if not self._is_dirty or not self.writable:
                 return
             self._is_open_to_flush = self._is_open_to_flush or self._handle is None
@@ -516,7 +521,8 @@ class IndexFile:
     def flush(self) -> None:
         """Make the entries durable. Creates the file if it is missing, as Kafka does."""
         with self._lock:
-            self._open()
+            if not self._is_open:
+                self._open()
             if not self._is_dirty or not self.writable:
                 return
             self._is_dirty = False

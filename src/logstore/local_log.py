@@ -14,6 +14,7 @@ import errno
 import os
 import random
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from logstore.index import AbortedTxn
     from logstore.scheduler import Scheduler
     from logstore.segment_files import FileOwner
+
+# Segments whose files stay open after they were sealed, until they are flushed.
+OPEN_SEALED_MAX: Final = 32
 
 
 class Segments:
@@ -148,6 +152,7 @@ class LocalLog:
         "_file_owner",
         "_files",
         "_held",
+        "_open_sealed",
         "_scheduler",
         "config",
         "directory",
@@ -177,6 +182,7 @@ class LocalLog:
         self._clock = clock
         self._scheduler = scheduler
         self._held: LogOffsetMetadata | None = None
+        self._open_sealed: deque[LogSegment] = deque()  # Since the last flush.
         self._file_owner: FileOwner | None = None
         assert len(self.segments) > 0
         writer.publish(log_end_offset)
@@ -234,6 +240,21 @@ class LocalLog:
                 lambda: active.attach(self.writer, segment_ms=self.config.max_segment_ms)
             )
         return active
+
+    def detach(self) -> None:
+        """
+        Take the active segment back from the writer.
+
+        Raises:
+            StorageError: What a failed append left behind the end could not be cut off. The log
+                takes no changes any more.
+        """
+        try:
+            self.segments.active.detach()
+        except StorageError as error:
+            if error.errno != errno.EDEADLK:  # By code that an append runs: it goes on to write.
+                self.poison.cause = self.poison.cause or error
+            raise
 
     def append(self, batches: Buffer | PatchedBatch, headers: npt.NDArray[np.void]) -> None:
         """
@@ -333,14 +354,23 @@ class LocalLog:
                 path=active.log_path,
                 offset=base_offset,
             )
+        self.detach()
         active.on_become_inactive()
         if active.base_offset < self.log_end_offset <= recovery_point:
             with self.poison.if_it_fails():
                 active.flush_indexes()
         segment = self.new_segment(base_offset)
         self.segments = self.segments.with_segment(segment)
-        active.release()
+        # A flush is going to need the file, and an error of the device is told to who had it open.
+        self._open_sealed.append(active)
+        if len(self._open_sealed) > min(OPEN_SEALED_MAX, OPEN_FILES.segments_max // 2):
+            self._open_sealed.popleft().release()
         return segment
+
+    def release_sealed(self) -> None:
+        """Close the files of sealed segments that were kept open to be flushed."""
+        while self._open_sealed:
+            self._open_sealed.popleft().release()
 
     def _delete_strays(self, base_offset: int) -> None:
         """Delete files of a segment that is not there."""
@@ -354,7 +384,7 @@ class LocalLog:
 
         Source: Kafka ``LocalLog.createAndDeleteSegment``.
         """
-        old.detach()
+        self.detach()
         if base_offset == old.base_offset:
             self._mark_deleted(old)
         try:
@@ -493,7 +523,7 @@ class LocalLog:
 
         Source: Kafka ``LocalLog.truncateTo``; spec 5.12.
         """
-        self.segments.active.detach()
+        self.detach()
         deleted = list(self.segments.above(target_offset))
         last = self.segments.floor(target_offset)
         assert last is not None
@@ -528,7 +558,7 @@ class LocalLog:
         Source: Kafka ``LocalLog.truncateFullyAndStartAt``.
         """
         deleted = list(self.segments)
-        self.segments.active.detach()
+        self.detach()
         self._mark_all_deleted(deleted)
         with self.poison.if_it_fails():
             self.segments = Segments([self.new_segment(new_offset)])
@@ -653,7 +683,7 @@ class LocalLog:
     def update_config(self, config: LogConfig) -> None:
         """Put other settings in force; the writer is told by the log."""
         self.config = config
-        self.segments.active.detach()  # It is attached again with the new segment.ms.
+        self.detach()  # It is attached again with the new segment.ms.
 
     def update_directory(self, directory: str) -> None:
         """Learn that the directory was renamed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from logstore.errors import ClosedError, LogStoreError, StorageError
@@ -140,15 +140,16 @@ class FlushedPartition(Partition):
         for first in range(0, len(segments), FLUSHED_TOGETHER):
             together = segments[first : first + FLUSHED_TOGETHER]
             if together != (active,):
-                for segment in together:
-                    with self._unless_deleted(segment):
-                        segment.start_flush(with_indexes=segment not in later)
-            for segment in together:
-                with self._unless_deleted(segment):
-                    segment.flush(with_indexes=segment not in later)
+                self._unless_deleted(
+                    together, lambda segment: segment.start_flush(with_indexes=segment not in later)
+                )
+            self._unless_deleted(
+                together, lambda segment: segment.flush(with_indexes=segment not in later)
+            )
         if segments and segments[-1].base_offset >= start:
             self._files.fsync_directory(self._directory)
         with self._lock:  # What was the active segment may be sealed by now: its indexes wait.
+            self._local_log.release_sealed()
             # A truncation in between may have put other bytes below the offset.
             if truncations == self._truncations.count and recovery_point > self.recovery_point:
                 self._watermarks.raise_recovery_point(recovery_point, self._clock.milliseconds())
@@ -157,14 +158,16 @@ class FlushedPartition(Partition):
                 if self._local_log.active_segment.base_offset < recovery_point:
                     self._flusher.allow()
 
-    @contextlib.contextmanager
-    def _unless_deleted(self, segment: LogSegment) -> Iterator[None]:
-        """Forgive what fails because retention or a truncation has deleted the segment."""
-        try:
-            yield
-        except (ClosedError, StorageError):
-            if self._local_log.segments.get(segment.base_offset) is segment:
-                raise
+    def _unless_deleted(
+        self, segments: Iterable[LogSegment], action: Callable[[LogSegment], None]
+    ) -> None:
+        """Forgive what fails because retention or a truncation has deleted a segment."""
+        for segment in segments:
+            try:
+                action(segment)
+            except (ClosedError, StorageError):
+                if self._local_log.segments.get(segment.base_offset) is segment:
+                    raise
 
     # -- indexes of sealed segments ----------------------------------------------------------------
 
@@ -247,7 +250,7 @@ class FlushedPartition(Partition):
                 return False
             try:
                 self._writer.trim()
-                segment.detach()
+                self._local_log.detach()
             finally:
                 self._writer.leave_exclusive()
         if self._is_to_flush(segment):

@@ -304,14 +304,13 @@ def write_snapshot(
 def write_snapshot_bytes(path: Path, data: bytes, *, sync: bool, files: Files) -> None:
     """Write the contents of a snapshot file as :func:`write_snapshot` does."""
     # Truncating: a shorter one over a longer one would leave a tail (spec 2.8).
-    handle = FileHandle(files, path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        with handle.lease() as fd:
-            files.pwrite(fd, data, 0)
-            if sync:
-                files.fdatasync(fd)
+        files.pwrite(fd, data, 0)
+        if sync:
+            files.fdatasync(fd)
     finally:
-        handle.close()
+        files.close(fd)
 
 
 def read_snapshot(path: Path, *, files: Files = REAL_FILES) -> list[ProducerStateEntry]:

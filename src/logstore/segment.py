@@ -12,7 +12,6 @@ Source: Kafka ``LogSegment``; spec section 4.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING, Final
@@ -103,11 +102,11 @@ class LogSegment(ReadableSegment):
     """
 
     __slots__ = (
-        "_attachments",
         "_change_count",
         "_clock",
         "_end_at_last_look",
         "_flushed_change_count",
+        "_leased",
         "bytes_since_last_index_entry",
         "created_ms",
         "roll_jitter_ms",
@@ -143,7 +142,7 @@ class LogSegment(ReadableSegment):
         self._clock = clock
         self._change_count = 0
         self._flushed_change_count = -1  # What it was before a flush of everything; -1: never.
-        self._attachments: contextlib.ExitStack | None = None
+        self._leased: list[FileHandle] = []  # By the writer, while it is attached.
         self._end_at_last_look = -1  # Of an attached segment, see take_use.
         self.roll_jitter_ms: Final = roll_jitter_ms
         self.created_ms = clock.milliseconds()
@@ -182,12 +181,15 @@ class LogSegment(ReadableSegment):
         last = time_index.last_entry
         next_offset = writer.log_end_offset
         rolling_based = self.rolling_based_timestamp()
-        leases = contextlib.ExitStack()
-        with leases:
+        leased: list[FileHandle] = []
+        try:
+            for handle in (self.handle, offset_index.handle, time_index.handle):
+                handle.acquire()
+                leased.append(handle)
             writer.attach(
-                log_fd=leases.enter_context(self.handle.lease()),
-                index_fd=leases.enter_context(offset_index.handle.lease()),
-                timeindex_fd=leases.enter_context(time_index.handle.lease()),
+                log_fd=leased[0].fd,
+                index_fd=leased[1].fd,
+                timeindex_fd=leased[2].fd,
                 base_offset=self.base_offset,
                 next_offset=next_offset,
                 size_bytes=self._size_bytes,
@@ -204,7 +206,10 @@ class LogSegment(ReadableSegment):
                 segment_ms=segment_ms - self.roll_jitter_ms,
                 path=self.log_path,
             )
-            self._attachments = leases.pop_all()
+        except BaseException:
+            _release_all(leased)
+            raise
+        self._leased = leased
         self._writer = writer
 
     def detach(self) -> None:
@@ -228,8 +233,11 @@ class LogSegment(ReadableSegment):
             self.time_index.note_last_entry(
                 TimestampOffset(state.last_time_entry_timestamp, state.last_time_entry_offset)
             )
-        if self._attachments is not None:
-            self._attachments.close()
+        self._end_leases()
+
+    def _end_leases(self) -> None:
+        leased, self._leased = self._leased, []
+        _release_all(leased)
 
     def take_use(self) -> bool:
         """Return whether files were used, or written, since this was last asked."""
@@ -557,8 +565,7 @@ class LogSegment(ReadableSegment):
             if getattr(error, "errno", None) == errno.EDEADLK:
                 raise  # Called by an append to this log, which goes on to write.
             # What a failed append left could not be cut; the writer is detached all the same.
-            if self._attachments is not None:
-                self._attachments.close()
+            self._end_leases()
             self._close_files()
             raise
         self._close_files()
@@ -571,3 +578,13 @@ class LogSegment(ReadableSegment):
         """
         self.detach()
         self._delete_files()
+
+
+def _release_all(leased: list[FileHandle]) -> None:
+    """End all leases, even if the end of one fails, as the last one of a closed file may."""
+    for number, handle in enumerate(leased):
+        try:
+            handle.release()
+        except BaseException:
+            _release_all(leased[number + 1 :])
+            raise

@@ -137,6 +137,28 @@ class TestFailures:
         with opened(path, FailingFiles()) as log:
             assert [b"value 0"] == [record.value for record in log.read()]
 
+    def test_appends_after_a_roll_that_could_not_detach_name_its_error(self, path):
+        """What a failed append left cannot be cut: each refusal says so, and what to do."""
+        files = FailingFiles()
+        log = filled(path, files, 1)
+        files.shorten("pwrite")
+        files.fail("pwrite", errno.EIO, at=2)
+        files.fail("ftruncate", errno.EIO, persistent=True)
+        with pytest.raises(StorageError, match="Input/output error"):
+            log.append(b"not acknowledged")
+        with pytest.raises(StorageError, match="detach the segment"):
+            log.roll()
+        files.clear()
+        for change in (lambda: log.append(b"refused"), log.roll, log.flush):
+            with pytest.raises(PoisonedError, match="detach the segment.*close the log") as error:
+                change()
+            assert errno.EIO == error.value.errno
+        assert [b"value 0"] == [record.value for record in log.read()]
+        with pytest.raises(PoisonedError):
+            log.close()
+        with opened(path, FailingFiles()) as log:
+            assert [b"value 0"] == [record.value for record in log.read()]
+
     def test_an_append_whose_item_leaves_the_log_keeps_its_file(self, path):
         """Code that runs inside an append may do that; the number might be another file's."""
         files = FailingFiles()

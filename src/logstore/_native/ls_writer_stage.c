@@ -79,6 +79,7 @@ static void preallocate(ls_writer *writer, int64_t position, int64_t size, int64
     int64_t ahead = position < LS_PIECE ? 0 : position;
     if (size >= ALLOCATE_BYTES_MIN) ahead = max64(ahead, WRITES_AHEAD * size);
     ahead = min64(max64(ahead, size + bytes_to_come), writer->config.preallocate_bytes);
+    ahead = max64(ahead, size); /* The limit is one of what may turn out not to be needed. */
     int64_t target = min64(position + ahead, max64(writer->config.segment_bytes, end));
     int64_t from = max64(position, writer->preallocated_end) / LS_PAGE * LS_PAGE;
     if (target - from < ALLOCATE_BYTES_MIN) return;
