@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 from logstore.errors import CorruptRecordError
 from logstore.index import TimestampOffset
 from logstore.live_view import LiveView
-from logstore.local_log import Segments
 from logstore.scheduler import ThreadScheduler
 from logstore.segment import LogSegment
+from logstore.segments import Segments
 from logstore.view_loader import ViewSegment
 from logstore.watermarks import Watermarks
 

@@ -33,7 +33,8 @@ from logstore.files import HeldLease
 
 if TYPE_CHECKING:
     from logstore.index import OffsetIndex
-    from logstore.local_log import LocalLog, Segments
+    from logstore.local_log import LocalLog
+    from logstore.segments import Segments
     from logstore.segment import LogSegment
     from logstore.watermarks import Watermarks
 

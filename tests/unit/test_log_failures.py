@@ -150,7 +150,7 @@ class TestFailures:
             log.roll()
         files.clear()
         for change in (lambda: log.append(b"refused"), log.roll, log.flush):
-            with pytest.raises(PoisonedError, match="detach the segment.*close the log") as error:
+            with pytest.raises(PoisonedError, match=r"detach the segment.*close the log") as error:
                 change()
             assert errno.EIO == error.value.errno
         assert [b"value 0"] == [record.value for record in log.read()]
