@@ -230,8 +230,9 @@ class TransactionCoordinator:
         metadata.is_held = False
         if metadata.state is TransactionState.ONGOING:
             self._decide(metadata, TransactionState.PREPARE_ABORT)
-        elif metadata.state.is_decided:
-            self._complete(metadata)
+        if metadata.state.is_decided:
+            self._write_markers(metadata)
+            self._note_complete(metadata)
 
     def _schedule(self) -> None:
         if self._tasks:
@@ -360,6 +361,12 @@ class TransactionCoordinator:
                     if committed
                     else TransactionState.PREPARE_ABORT,
                 )
+                self._write_markers(metadata)
+                try:
+                    self._note_complete(metadata)
+                except StorageError as error:
+                    # Everything is done but for saying so. Whoever comes next does it again.
+                    self._store.report(error, "note that a transaction is complete")
             metadata.is_held = False
 
     def decision(
@@ -440,7 +447,7 @@ class TransactionCoordinator:
     # -- steps -------------------------------------------------------------------------------------
 
     def _decide(self, metadata: TransactionMetadata, decision: TransactionState) -> None:
-        """Write the decision, the markers, and that all is done."""
+        """Write the decision; to commit, behind all that it is about."""
         committed = decision is TransactionState.PREPARE_COMMIT
         if committed:
             self._flush(metadata.value.partitions)
@@ -452,11 +459,10 @@ class TransactionCoordinator:
         )
         # Without a flush an abort that is lost is an abort all the same.
         self._write(metadata, prepared, sync=committed)
-        self._complete(metadata)
 
-    def _complete(self, metadata: TransactionMetadata) -> None:
+    def _write_markers(self, metadata: TransactionMetadata) -> None:
         """
-        Write the markers of a decided transaction, make them durable, and note that.
+        Write the markers of a decided transaction, and make them durable.
 
         Source: Kafka ``TransactionMarkerChannelManager.addTxnMarkersToSend``.
         """
@@ -479,12 +485,11 @@ class TransactionCoordinator:
             log = self._store[place]
             log.append_batches(marker, leader_epoch=log.leader_epoch, origin="coordinator")
         self._flush(partitions)
+
+    def _note_complete(self, metadata: TransactionMetadata) -> None:
+        """Write that every marker is there. Without a flush: whoever reads less does it again."""
         prepared = metadata.prepare_complete(self._store.clock.milliseconds())
-        try:
-            self._write(metadata, prepared, sync=False)
-        except StorageError as error:
-            # Everything is done but for saying so. Whoever comes next does it again.
-            self._store.report(error, "note that a transaction is complete")
+        self._write(metadata, prepared, sync=False)
 
     def _flush(self, partitions: Iterable[TopicPartition]) -> None:
         for place in partitions:

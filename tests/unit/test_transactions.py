@@ -497,6 +497,23 @@ class TestFailures:
         assert {1: [], 2: [b"1"]}[at] == store.values("b")
         store.close()
 
+    def test_completion_cannot_be_noted(self, failing):
+        """The commit is one; whoever comes next completes it, or says why not."""
+        store, transaction, files = failing
+        files.fail("pwrite", errno.ENOSPC, at=3, persistent=True)
+        transaction.commit()
+        assert ("committed", [b"1"]) == (transaction.outcome, store.values("b"))
+        assert ["note that a transaction is complete"] == [what for what, _ in store.errors]
+        with pytest.raises(StorageError):
+            store.transaction("t")
+        files.clear()
+        with store.transaction("t") as after:
+            after.append("b", b"2")
+        assert [b"1", b"2"] == store.values("b")
+        store = self.reopen(store, files)
+        assert [b"1", b"2"] == store.values("b")
+        store.close()
+
     def test_partition_cannot_be_noted(self, failing):
         """Then nothing is written there."""
         store, transaction, files = failing
