@@ -403,15 +403,26 @@ class Positions:
         relative: bool = False,
         sync: bool = False,
     ) -> dict[TopicPartition, int]:
+        """Set positions by a rule, and return them; as :meth:`planned` and :meth:`commit`."""
+        positions = self.planned(to, places, relative=relative)
+        self.commit(positions, sync=sync)
+        return positions
+
+    def planned(
+        self,
+        to: ResetTo,
+        places: Iterable[tuple[str, int]] | None = None,
+        *,
+        relative: bool = False,
+    ) -> dict[TopicPartition, int]:
         """
-        Set positions by a rule, and return them.
+        Return the positions that :meth:`reset` would set; nothing is changed.
 
         Args:
             to: ``"earliest"``, ``"latest"``, an aware datetime (the first record at or after it,
                 else the end), or an offset.
             places: Which; None: those that the group has.
             relative: ``to`` is a number to be added to where the group is.
-            sync: As in :meth:`commit`.
 
         An offset outside the log becomes its start or its end.
 
@@ -433,7 +444,6 @@ class Positions:
                 wanted = _offset_of(log, to)
             end = log.reading_end("read_committed")
             positions[place] = min(max(wanted, log.log_start_offset), end)
-        self.commit(positions, sync=sync)
         return positions
 
     def __repr__(self) -> str:
