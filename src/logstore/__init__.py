@@ -17,6 +17,7 @@ if sys.platform == "win32":
     raise ImportError("logstore needs a POSIX system, and Windows is none: run it inside WSL 2")
 
 from logstore._native import Record
+from logstore.aborted_transactions import AbortedTransactions
 from logstore.append_analysis import LogAppendInfo
 from logstore.arrow import Scan
 from logstore.checkpoint import TopicPartition
@@ -81,7 +82,8 @@ from logstore.log import Log
 from logstore.opening import open
 from logstore.positions import Positions
 from logstore.producer_append import VerificationGuard
-from logstore.reader import AbortedTransactions, Isolation, RecordIterator, Start
+from logstore.readable_log import Isolation, Start
+from logstore.reader import RecordIterator
 from logstore.record import RecordBatch, TimestampType
 from logstore.reporting import Report
 from logstore.segment import TimestampAndOffset

@@ -29,7 +29,8 @@ from logstore.given_records import Headers
 from logstore.log import Log
 from logstore.opening import Mode
 from logstore.opening import open as open_log
-from logstore.reader import Isolation, RecordIterator, Start
+from logstore.readable_log import Isolation, Start
+from logstore.reader import RecordIterator
 
 if TYPE_CHECKING:
     from logstore.file_records import FetchDataInfo

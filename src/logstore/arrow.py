@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from logstore.arrow_batches import ArrowBatches, ScannableLog
 from logstore.arrow_buffers import Layout
 from logstore.checkpoint import topic_partition_of
-from logstore.reader import Isolation, Start, check_isolation, start_offset, stop_offset
+from logstore.readable_log import Isolation, Start, check_isolation, start_offset, stop_offset
 
 __all__ = ["Scan"]
 

@@ -34,31 +34,23 @@ from logstore._native import (
     new_gather,
 )
 from logstore.arrow_buffers import KEY_BYTES_MIN, ColumnBuffers, Layout
-from logstore.damage import ensure_gap
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
     InvalidRecordError,
-    LogStoreError,
     OffsetOutOfRangeError,
     UnsupportedCompressionTypeError,
 )
-from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
-from logstore.reader import (
-    NONE_ABORTED,
-    AbortedTransactions,
-    Isolation,
-    ReadableLog,
-    ensure_in_place,
-)
-from logstore.record import RecordBatch, iterate_batches
+from logstore.file_records import LOG_OVERHEAD
+from logstore.readable_log import ReadableLog
+from logstore.record import RecordBatch
+from logstore.segment_walk import MALFORMED, PAGE_BYTES, SegmentWalk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logstore.file_records import Batch
-    from logstore.files import FileHandle
-    from logstore.index import AbortedTxn
+    from logstore.readable_log import Isolation
     from logstore.segment import LogSegment
 
 # What a column of a record batch has at most. Larger ones fall out of the cache between decoding
@@ -72,11 +64,8 @@ ROWS_MIN: Final = 256
 
 # What is read at once where nothing is mapped. Smaller pieces cost more Python for each, and end
 # more often inside a batch, which is read again.
-FIRST_CHUNK_BYTES: Final = 16 << 10
 CHUNK_BYTES: Final = 1 << 20
-PAGE_BYTES: Final = 4096
 
-MALFORMED: Final = "the records of a batch break the format; run `logstore verify`"
 RECORD_COUNT_AT: Final = 57
 RECORD_BYTES_MIN: Final = 7
 HEADER_BYTES: Final = 61
@@ -89,6 +78,74 @@ class ScannableLog(ReadableLog, Protocol):
     def directory(self) -> str:
         """Where it is."""
         ...
+
+
+class MappedWalk(SegmentWalk):
+    """A walk whose bytes C finds by their address: a mapping of a whole segment where it may be."""
+
+    __slots__ = ("_buffer", "_layout", "_mapped", "address")
+
+    def __init__(
+        self,
+        log: ReadableLog,
+        isolation: Isolation,
+        start: int,
+        stop: int,
+        layout: Layout | None,
+    ) -> None:
+        super().__init__(log, isolation, start, stop, chunk_bytes=CHUNK_BYTES)
+        self._layout = layout
+        self._mapped: Mapping | None = None  # The current segment.
+        self._buffer: Any = None  # An Arrow buffer of the bytes at hand, for views.
+        #: Of the first byte of ``view``.
+        self.address = 0
+
+    def let_go(self) -> None:
+        """Give the memory back."""
+        super().let_go()
+        self._mapped = self._buffer = None
+        self.relocate()
+
+    def _entered(self, segment: LogSegment) -> None:
+        if self._mapped is not None:
+            self.view = memoryview(b"")
+        self._mapped = self._buffer = None
+        size_bytes = segment.size_bytes
+        if len(self.segments) == 1 or not segment.may_be_mapped or size_bytes <= self.origin:
+            return
+        with segment.handle.lease() as fd:
+            if segment.handle.files.size(fd) < size_bytes:
+                return  # Somebody has cut it: reading says where it ends.
+        mapping = self._mapped = segment.map_sealed()
+        self.view = mapping.view
+        self.address = mapping.address
+        self.filled = min(size_bytes, mapping.size)
+        self.position, self.origin = self.origin, 0
+
+    def arrow_buffer(self) -> Any:
+        """Return the bytes at hand as an Arrow buffer that keeps them."""
+        if self._buffer is None:
+            mapped, layout = self._mapped, self._layout
+            assert mapped is not None
+            assert layout is not None
+            self._buffer = layout.pa.foreign_buffer(self.address, self.filled, base=mapped)
+        return self._buffer
+
+    def _read_chunk(self, size_min: int = 0) -> bool:
+        return self._mapped is None and super()._read_chunk(size_min)
+
+    def _make_room(self, start: int, size: int) -> int:
+        layout = self._layout
+        if layout is None or not layout.has_views:
+            skew = super()._make_room(start, size)
+            self.address = address_of(self.view)
+            return skew
+        whole = layout.pa.allocate_buffer(size + 2 * PAGE_BYTES)
+        skew = (start - whole.address) % PAGE_BYTES
+        self._buffer = whole.slice(skew, size)
+        self.view = memoryview(whole)[skew : skew + size]
+        self.address = whole.address + skew
+        return 0
 
 
 class ArrowBatches:
@@ -117,32 +174,20 @@ class ArrowBatches:
 
     __slots__ = (
         "__weakref__",
-        "_aborted",
-        "_address",
         "_batch_rows",
-        "_buffer",
-        "_chunk_bytes",
         "_columns",
         "_error",
-        "_filled",
         "_gather",
-        "_handle",
-        "_has_found",
-        "_isolation",
         "_key_bytes",
         "_layout",
         "_log",
-        "_mapped",
-        "_origin",
         "_records",
         "_section",
         "_section_batch",
         "_seen",
-        "_segments",
-        "_stop",
         "_truncations",
         "_verify_crc",
-        "_view",
+        "_walk",
     )
 
     def __init__(
@@ -161,34 +206,20 @@ class ArrowBatches:
         assert batch_rows is None or batch_rows > 0
         self._log = log
         self._layout = layout
-        self._stop = stop
         self._truncations: Final = truncations
         self._seen = log.truncations  # Before what is held here was read.
-        self._isolation: Isolation = isolation
         self._batch_rows = BATCH_ROWS if batch_rows is None else min(batch_rows, BATCH_ROWS_MAX)
         self._verify_crc = verify_crc
         self._key_bytes = KEY_BYTES_MIN
-        # `start_offset` and `position` in it are where this read is.
         self._gather = new_gather()
-        self._gather.start_offset = start
         self._gather.stop_offset = stop
+        self._walk: Final = MappedWalk(log, isolation, start, stop, layout)
         self._columns: ColumnBuffers | None = None  # Of the record batch that is being made.
         self._records: list[Record] = []  # The same, of magic 0 and 1.
         self._error: BaseException | None = None  # To raise once what is before it was taken.
-        self._segments: list[LogSegment] = []  # Still to read; the current one is the last.
-        self._has_found = False
-        self._handle: FileHandle | None = None
-        self._aborted: AbortedTransactions | None = None  # Of the current segment, once needed.
         self._section: Any = None  # What one compressed batch is, as an Arrow buffer, or bytes
         self._section_batch: RecordBatch | None = None
-        self._mapped: Mapping | None = None  # The current segment, if it is mapped.
-        self._buffer: Any = None  # An Arrow buffer of the bytes at hand, for views.
-        self._view = memoryview(b"")  # The bytes at hand; [position, filled) is to do.
-        self._address = 0
-        self._filled = 0
-        self._origin = 0  # Position in the file of the first of them.
-        self._chunk_bytes = FIRST_CHUNK_BYTES
-        log.readers.add(self)  # type: ignore[arg-type]  # It has the two methods that are called.
+        log.readers.add(self)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -196,10 +227,11 @@ class ArrowBatches:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._error
-        first = self._gather.start_offset
+        walk = self._walk
+        first = walk.next_offset
         self._check_range()
         try:
-            while self._gather.start_offset < self._stop:
+            while walk.next_offset < walk.stop:
                 is_full = self._step()
                 if self._seen != self._log.truncations:
                     self._begin_again(first)
@@ -209,6 +241,8 @@ class ArrowBatches:
             if self._seen != self._log.settled_truncations():
                 self._begin_again(first)
                 return next(self)
+            if error.offset is None:
+                error.offset = walk.next_offset
             self._error = error
         except OffsetOutOfRangeError as error:
             self._error = error
@@ -216,7 +250,8 @@ class ArrowBatches:
         if batch is None:
             if self._error is not None:
                 raise self._error
-            self._let_go()
+            self._section = self._section_batch = None
+            walk.let_go()
             raise StopIteration
         return batch
 
@@ -227,11 +262,12 @@ class ArrowBatches:
         Batches wholly inside the range count as their headers say; their records are not looked at.
         """
         assert self._layout is None
-        first = self._gather.start_offset
+        walk = self._walk
+        first = walk.next_offset
         self._check_range()
         total = 0
         try:
-            while self._gather.start_offset < self._stop:
+            while walk.next_offset < walk.stop:
                 self._step()
                 total += len(self._records) + self._gather.rows
                 self._records.clear()
@@ -244,7 +280,7 @@ class ArrowBatches:
                 raise
             self._begin_again(first)
             return self.count()
-        self._let_go()
+        walk.let_go()
         return total
 
     def _begin_again(self, first: int) -> None:
@@ -258,7 +294,7 @@ class ArrowBatches:
         self._columns = self._section = self._section_batch = None
         self._records = []
         self._gather.rows = 0
-        self._gather.start_offset = first
+        self._walk.next_offset = first
         self.relocate()
         self._check_range()
 
@@ -267,18 +303,17 @@ class ArrowBatches:
 
     def relocate(self) -> None:
         """Forget the files: the next step finds its place in the log's present segments."""
-        self._has_found = False
-        self._handle = None
-        self._segments = []
+        self._walk.relocate()
 
     def _check_range(self) -> None:
         """Raise unless the log is open and the range is as it was when it was fixed."""
-        log, stop = self._log, self._stop
-        end = log.reading_end(self._isolation)  # ClosedError if the log was closed.
+        log, walk = self._log, self._walk
+        stop = walk.stop
+        end = log.reading_end(walk.isolation)  # ClosedError if the log was closed.
         lowest = log.truncated_to(self._truncations)
         if lowest is not None:
             end = min(end, lowest)
-        if end < stop and self._gather.start_offset < stop:
+        if end < stop and walk.next_offset < stop:
             first = log.log_start_offset
             raise OffsetOutOfRangeError(
                 f"offsets [{end}, {stop}) of the scan are gone, or others, since it was first used:"
@@ -287,12 +322,6 @@ class ArrowBatches:
                 log_end_offset=end,
                 offset=end,
             )
-
-    def _let_go(self) -> None:
-        self._mapped = self._buffer = self._section = self._section_batch = None
-        self._view = memoryview(b"")
-        self._handle = None
-        self._segments = []
 
     # -- record batches ----------------------------------------------------------------------------
 
@@ -322,7 +351,7 @@ class ArrowBatches:
         if layout is None:
             self._gather.rows_max = 2**62
             return True
-        rows_max = min(self._batch_rows, self._stop - self._gather.start_offset)
+        rows_max = min(self._batch_rows, self._walk.stop - self._walk.next_offset)
         if layout.has_bytes and record_count > 0 and size_bytes > 0:
             record_count = min(record_count, size_bytes // RECORD_BYTES_MIN)
             wanted = VIEWED_BATCH_BYTES if layout.has_views else BATCH_BYTES
@@ -333,110 +362,113 @@ class ArrowBatches:
 
     def _step(self) -> bool:
         """Append some rows; True: the record batch is full, or has to end here."""
+        walk = self._walk
         try:
             if self._section is not None:
                 return self._put_section()
-            if self._at_bytes():
+            if walk.at_bytes():
                 return self._put_batches()
         except ClosedError:
-            if not self._lost_segment():
+            if not walk.find_again():
                 raise
             return False
-        self._gather.start_offset = self._stop  # Only offsets without records are left.
+        walk.end()  # Only offsets without records are left.
         return False
 
-    def _lost_segment(self) -> bool:
-        """Find the place again if a segment went away under the read, and the log did not."""
-        self._log.reading_end(self._isolation)
-        had_found = self._has_found
-        self.relocate()
-        return had_found
-
     def _flags(self) -> int:
-        delivers = self._isolation != "read_committed" or self._aborted is NONE_ABORTED
+        delivers = self._walk.passes_transactions
         flags = GATHER_CRC if self._verify_crc else 0
         if delivers:
             flags |= GATHER_TRANSACTIONAL
-        if delivers or self._aborted is None:
+        if delivers or self._walk.aborted is None:
             flags |= GATHER_PASS_CONTROL
         return flags if self._layout is not None else flags | GATHER_COUNT
 
     def _put_batches(self, end: int | None = None, flags: int = 0) -> bool:
         """Append what C makes of the bytes at hand; go past a batch that it leaves to Python."""
-        gather = self._gather
-        at = gather.position
-        header = self._view[at : at + HEADER_BYTES]
+        gather, walk = self._gather, self._walk
+        at = walk.position
+        header = walk.view[at : at + HEADER_BYTES]
         size_bytes = LOG_OVERHEAD + int.from_bytes(header[8:LOG_OVERHEAD], "big")
         record_count = int.from_bytes(header[RECORD_COUNT_AT:], "big", signed=True)
         if not self._make_columns(record_count, size_bytes):
             return True
         columns = self._columns
         if columns is not None and columns.has_views:
-            columns.point_into(self._viewed())
+            columns.point_into(walk.arrow_buffer())
         gather.flags = self._flags() | flags
-        stop = gather_batches(self._address, self._filled if end is None else end, gather)
+        gather.position = walk.position
+        gather.base_offset_min = walk.base_offset_min
+        self._tell_place()
+        stop = gather_batches(walk.address, walk.filled if end is None else end, gather)
+        walk.position = gather.position
+        walk.base_offset_min = gather.base_offset_min
+        self._take_place()
         if stop == BlockStop.END:
             return False
         if stop == BlockStop.FULL:
             assert columns is not None
             return not columns.make_room()
         if stop == BlockStop.BOUND:
-            self._is_beyond()
-            gather.start_offset = self._stop
+            walk.is_beyond()
+            walk.end()
             return False
         if stop == BlockStop.TORN:
-            self._read_more()
+            walk.read_more()
+            return False
+        if stop == BlockStop.DISORDER:
+            walk.pass_repeat()
             return False
         if stop == BlockStop.INVALID and flags:
-            raise self._damage(InvalidRecordError(MALFORMED))
+            raise walk.damage(InvalidRecordError(MALFORMED))
         return self._take_batch(stop)
+
+    def _tell_place(self) -> None:
+        gather, walk = self._gather, self._walk
+        gather.start_offset = walk.next_offset
+        gather.record_position, gather.record_index = walk.resume
+
+    def _take_place(self) -> None:
+        gather, walk = self._gather, self._walk
+        walk.next_offset = gather.start_offset
+        walk.resume = (gather.record_position, gather.record_index)
 
     def _take_batch(self, stop: int) -> bool:
         """Take one batch that C left to Python."""
-        data = self._view[self._gather.position : self._filled]
+        walk = self._walk
         try:
-            batch = next(iterate_batches(data), None)
+            batch = walk.batch_at_hand(verify_crc=self._verify_crc)
             if batch is not None:
-                if self._verify_crc:
-                    batch.ensure_valid()
                 return self._take(batch, stop)
         except (CorruptRecordError, InvalidRecordError, UnsupportedCompressionTypeError) as error:
-            if self._is_beyond():
-                self._gather.start_offset = self._stop  # An append that is under way.
-                return False
-            raise self._damage(error) from error
-        self._read_more()  # C does not look at the size of a magic 0 or 1 entry.
+            walk.judge(error)
+            return False
+        walk.read_more()  # C does not look at the size of a magic 0 or 1 entry.
         return False
 
     def _take(self, batch: Batch, stop: int) -> bool:
+        walk = self._walk
         if not isinstance(batch, RecordBatch):
             if self._columns is not None and self._gather.rows > 0:
                 return True  # What C has made is taken first.
             self._columns = None
-            first = self._gather.start_offset
+            first = walk.next_offset
             records = batch.records(bytes_max=self._log.decompressed_bytes_max)
-            self._go_past(batch)
-            self._records += [each for each in records if first <= each.offset < self._stop]
+            walk.go_past(batch)
+            self._records += [each for each in records if first <= each.offset < walk.stop]
             return len(self._records) >= min(self._batch_rows, BATCH_ROWS)
-        if self._skips(batch) or batch.record_count == 0:
-            self._go_past(batch)
+        if walk.skips(batch) or batch.record_count == 0:
+            walk.go_past(batch)
         elif batch.is_compressed:
             self._open_section(batch)
         elif stop == BlockStop.TRANSACTIONAL:
             if not self._flags() & GATHER_TRANSACTIONAL:
                 # One batch that was not aborted, in a segment where another was.
-                end = self._gather.position + batch.size_bytes
-                return self._put_batches(end, GATHER_TRANSACTIONAL)
+                return self._put_batches(walk.position + batch.size_bytes, GATHER_TRANSACTIONAL)
         else:
             # C refused it although its CRC is right: the records break the format.
             raise InvalidRecordError(MALFORMED)
         return False
-
-    def _go_past(self, batch: Batch) -> None:
-        gather = self._gather
-        gather.start_offset = max(gather.start_offset, batch.next_offset)
-        gather.position += batch.size_bytes
-        gather.record_position = gather.record_index = 0
 
     # -- compressed batches ------------------------------------------------------------------------
 
@@ -455,7 +487,7 @@ class ArrowBatches:
         columns = self._columns
         if columns is not None and columns.has_views:
             columns.point_into(section)
-        position = gather.position  # Of the batch; C counts in the section.
+        self._tell_place()
         stop = gather_section(
             address_of(section) if columns is None else section.address,
             size_bytes,
@@ -468,188 +500,15 @@ class ArrowBatches:
             leader_epoch=batch.leader_epoch,
             timestamp_type=int(batch.timestamp_type),
         )
-        gather.position = position
+        self._take_place()
         if stop == BlockStop.FULL:
             assert columns is not None
             return not columns.make_room()
         if stop == BlockStop.INVALID:
-            raise self._damage(InvalidRecordError(MALFORMED))
+            raise self._walk.damage(InvalidRecordError(MALFORMED))
         self._section = self._section_batch = None
         if stop == BlockStop.BOUND:
-            gather.start_offset = self._stop
+            self._walk.end()
         else:
-            self._go_past(batch)
+            self._walk.go_past(batch)
         return False
-
-    # -- aborted transactions ----------------------------------------------------------------------
-
-    def _skips(self, batch: RecordBatch) -> bool:
-        if self._isolation != "read_committed" or batch.producer_id < 0:
-            return batch.is_control
-        if batch.is_transactional and not batch.is_control:
-            self._collect_aborted()
-        if self._aborted is None:
-            return batch.is_control
-        return self._aborted.is_aborted(batch)
-
-    def _collect_aborted(self) -> None:
-        """Learn what was aborted from here on, when the first transaction of a segment is met."""
-        if self._aborted is not None:
-            return
-        aborted: list[AbortedTxn] = []
-        for segment in reversed(self._segments):
-            found, is_complete = segment.collect_aborted_txns(self._gather.start_offset, self._stop)
-            aborted += found
-            if is_complete:
-                break
-        self._aborted = AbortedTransactions(aborted) if aborted else NONE_ABORTED
-
-    # -- files -------------------------------------------------------------------------------------
-
-    def _at_bytes(self) -> bool:
-        """Have the next batch, or a part of it, at hand; False: there is none."""
-        while True:
-            if not self._segments:
-                if self._has_found:
-                    return False  # The last segment was read.
-                self._find_segments()
-                continue
-            if self._segments[-1].handle is not self._handle:
-                self._enter_segment(self._segments[-1])
-            elif self._gather.position < self._filled or self._read_chunk():
-                return True
-            else:
-                self._segments.pop()
-                self._handle = None
-
-    def _find_segments(self) -> None:
-        first, start = self._log.log_start_offset, self._gather.start_offset
-        if start < first:
-            raise OffsetOutOfRangeError(
-                f"offset {start} is below the log start {first}: the records were deleted;"
-                " scan from 'earliest'",
-                log_start_offset=first,
-                log_end_offset=self._log.reading_end(self._isolation),
-                offset=start,
-            )
-        self._segments = list(reversed(self._log.reading_segments(start)))
-        self._has_found = True
-        assert self._segments  # A log has at least one.
-
-    def _enter_segment(self, segment: LogSegment) -> None:
-        """Go to the batch of the next offset in a segment, or to its end."""
-        gather = self._gather
-        self._handle = handle = segment.handle
-        self._aborted = None
-        self._mapped = self._buffer = None
-        self._view = memoryview(b"")
-        self._filled = self._origin = 0
-        gather.position = gather.record_position = gather.record_index = 0
-        position = 0
-        if gather.start_offset > segment.base_offset:
-            found = segment.translate_offset(gather.start_offset)
-            position = segment.size_bytes if found is None else found.position
-            if (found is None and len(self._segments) > 1) or (
-                found and found.offset > gather.start_offset
-            ):
-                ensure_gap(segment, gather.start_offset)
-        if len(self._segments) > 1 and segment.may_be_mapped:
-            self._map(segment, handle, position)
-        if self._mapped is None:
-            self._origin = position
-
-    def _map(self, segment: LogSegment, handle: FileHandle, position: int) -> None:
-        size_bytes = segment.size_bytes
-        if size_bytes <= position:
-            return
-        with handle.lease() as fd:
-            if handle.files.size(fd) < size_bytes:
-                return  # Somebody has cut it: reading says where it ends.
-        mapping = self._mapped = segment.map_sealed()
-        self._view = mapping.view
-        self._address = mapping.address
-        self._filled = min(size_bytes, mapping.size)
-        self._gather.position = position
-
-    def _viewed(self) -> Any:
-        """Return the bytes at hand as an Arrow buffer that keeps them."""
-        if self._buffer is None:
-            mapped, layout = self._mapped, self._layout
-            assert mapped is not None
-            assert layout is not None
-            self._buffer = layout.pa.foreign_buffer(self._address, self._filled, base=mapped)
-        return self._buffer
-
-    def _read_chunk(self, size_min: int = 0) -> bool:
-        """Read the bytes from the next batch on; False: the segment ends there."""
-        if self._mapped is not None:
-            return False
-        segment, handle, gather = self._segments[-1], self._handle, self._gather
-        assert handle is not None
-        start = self._origin + gather.position
-        size = min(max(self._chunk_bytes, size_min), segment.size_bytes - start)
-        if size <= 0:
-            return False
-        # The memory begins at the same place in a page as the file's bytes: copies that are 1 to 31
-        # bytes off run at a quarter of the speed (PERFORMANCE.md 0.3).
-        skew = start % PAGE_BYTES
-        layout = self._layout
-        if layout is not None and layout.has_views:
-            whole = layout.pa.allocate_buffer(size + 2 * PAGE_BYTES)
-            skew = (start - whole.address) % PAGE_BYTES
-            self._buffer = whole.slice(skew, size)
-            self._view = memoryview(whole)[skew : skew + size]
-            self._address = whole.address + skew
-            skew = 0
-        elif len(self._view) < skew + size:
-            capacity = -(-(skew + max(size, self._chunk_bytes)) // PAGE_BYTES) * PAGE_BYTES
-            self._view = handle.files.page_aligned_buffer(capacity)
-            self._address = address_of(self._view)
-        with handle.lease() as fd:
-            read = handle.files.pread_into(fd, self._view[skew : skew + size], start)
-        self._chunk_bytes = min(CHUNK_BYTES, self._chunk_bytes * 4)
-        self._origin = start - skew
-        gather.position, self._filled = skew, skew + read
-        return read > 0
-
-    def _read_more(self) -> None:
-        """Read the rest of the batch that the bytes at hand end in."""
-        at = self._gather.position
-        have = self._filled - at
-        size = LOG_OVERHEAD + int.from_bytes(
-            self._view[at + 8 : at + LOG_OVERHEAD], "big", signed=True
-        )
-        is_whole = self._read_chunk(size if have >= LOG_OVERHEAD else HEADER_UP_TO_MAGIC)
-        if is_whole and self._filled - self._gather.position > have:
-            return
-        if have >= LOG_OVERHEAD and self._is_beyond():
-            self._gather.start_offset = self._stop  # An append that is under way.
-            return
-        raise self._damage(
-            CorruptRecordError("the segment ends inside a batch; run `logstore verify`")
-        )
-
-    def _is_beyond(self) -> bool:
-        """Whether the batch at hand begins where the scan ends, or above; raises if it lies."""
-        base_offset = self._base_offset()
-        if base_offset < self._stop:
-            return False
-        try:
-            position = self._origin + self._gather.position
-            ensure_in_place(self._log, self._segments, position, base_offset)
-        except CorruptRecordError as error:
-            raise self._damage(error) from None
-        return True
-
-    def _base_offset(self) -> int:
-        """Return the base offset of the batch at hand, unchecked."""
-        at = self._gather.position
-        return int.from_bytes(self._view[at : at + 8], "big", signed=True)
-
-    def _damage(self, error: LogStoreError) -> CorruptRecordError:
-        return CorruptRecordError(
-            error.message,
-            path=None if self._handle is None else self._handle.path,
-            offset=self._gather.start_offset,
-            position=self._origin + self._gather.position,
-        )

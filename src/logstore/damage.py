@@ -17,7 +17,7 @@ Source: DESIGN.md D5; Kafka has only a consumer's ``seek`` behind the damage.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.errors import (
     CorruptRecordError,
@@ -28,8 +28,12 @@ from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
 from logstore.record import iterate_batches
 
 if TYPE_CHECKING:
+    from logstore.entries import EntryHeader
     from logstore.file_records import Batch
     from logstore.segment import LogSegment
+
+
+MAGIC_V2: Final = 2
 
 
 class SkippedRange(NamedTuple):
@@ -74,19 +78,45 @@ def sound_batch_after(
     return None
 
 
+def batch_of(segment: LogSegment, offset: int) -> EntryHeader | None:
+    """
+    Return the header of the first batch whose last offset is >= ``offset``, None if there is none.
+
+    Raises:
+        CorruptRecordError: It begins below the end of one before it: its offsets are wrong.
+    """
+    end = segment.base_offset
+    for header in segment.headers_from(offset):
+        if header.last_offset >= offset:
+            if header.magic >= MAGIC_V2 and header.base_offset < end:
+                raise _disorder(segment, header, end, offset)
+            return header
+        end = max(end, header.next_offset)
+    return None
+
+
 def ensure_gap(segment: LogSegment, offset: int) -> None:
     """
     Raise if a segment has no batch of an offset only because one before it is damaged.
 
     Raises:
-        CorruptRecordError: The batch before the gap, whose header says where it ends, has a wrong
-            CRC.
+        CorruptRecordError: The offsets step back before the gap: no CRC covers a base offset, and
+            one that is too low hides its batch. Or the batch before the gap, whose header says
+            where it ends, has a wrong CRC.
+
+    Cost: reads from the index entry before the one below the gap on.
     """
-    before = None
-    for header in segment.headers_from(offset):
+    before, end = None, segment.base_offset
+    for header in segment.headers_around(offset):
         if header.last_offset >= offset:
             break
-        before = header
+        if (
+            header.magic >= MAGIC_V2
+            and header.base_offset < end
+            and not is_repeat(segment, header.position, header.size_bytes, None)
+        ):
+            raise _disorder(segment, header, end, offset)
+        before, end = header, max(end, header.next_offset)
     if before is not None and _sound_batch_at(segment, before.position) is None:
         raise CorruptRecordError(
             f"the batch at offset {before.base_offset}, before a gap, is damaged;"
@@ -95,6 +125,42 @@ def ensure_gap(segment: LogSegment, offset: int) -> None:
             offset=offset,
             position=before.position,
         )
+
+
+def is_repeat(segment: LogSegment, position: int, size_bytes: int, following: int | None) -> bool:
+    """
+    Whether the batch at a position is, byte for byte, the one before it, and hides no other.
+
+    An append that was made twice, as some brokers left it: the next batch goes on where both end.
+
+    Args:
+        segment: Where it is.
+        position: Of the batch that begins below the end of the one before it.
+        size_bytes: Of it.
+        following: The offset at which what follows the segment begins; None: not where it ends.
+
+    Cost: walks the headers from the segment's first on.
+    """
+    start = position - size_bytes
+    before = next((each for each in segment.headers(end=position) if each.end == position), None)
+    if before is None or before.position != start:
+        return False
+    after = next(segment.headers(position + size_bytes), None)
+    if before.next_offset != (following if after is None else after.base_offset):
+        return False
+    return segment.read_at(start, size_bytes) == segment.read_at(position, size_bytes)
+
+
+def _disorder(
+    segment: LogSegment, header: EntryHeader, end: int, offset: int
+) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"a batch says that it begins at offset {header.base_offset}, and the one before it ends"
+        f" at {end - 1}; run `logstore verify`",
+        path=segment.log_path,
+        offset=offset,
+        position=header.position,
+    )
 
 
 def _candidates(segment: LogSegment, position: int) -> Iterator[int]:

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from logstore.clock import SYSTEM_CLOCK
 from logstore.errors import ClosedError, OffsetOutOfRangeError
-from logstore.reader import Isolation, RecordIterator
+from logstore.readable_log import Isolation
+from logstore.reader import RecordIterator
 from logstore.waiting import Signal, WatchedLog, watcher
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
     @property
     def lag(self) -> int:
         """How many offsets are readable and not taken yet."""
-        return max(0, self._log.reading_end(self._isolation) - self.position)
+        return max(0, self._log.reading_end(self._walk.isolation) - self.position)
 
     @property
     def is_closed(self) -> bool:
@@ -142,33 +143,33 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         """Return a block if there is one now."""
         log = self._watched
         while True:
-            end = log.reading_end(self._isolation)
-            if end <= self._next and self._truncations == log.truncations:
+            end = log.reading_end(self._walk.isolation)
+            walk = self._walk
+            if end <= walk.next_offset and self._truncations == log.truncations:
                 self._check_start()
                 return None
             self._check_start()
             self._has_begun = True
-            if end != self._stop:
-                self._stop = end  # It is where it is now.
-                self._aborted = None  # Transactions were decided since.
-            if self._segments and self._segments[0] is not log.active_segment:
-                self.relocate()  # Rolled.
-            elif not self._segments and self._handle is not None:
-                self.relocate()
+            if end != walk.stop:
+                walk.stop = end  # It is where it is now.
+                walk.aborted = None  # Transactions were decided since.
+            is_rolled = walk.segments and walk.segments[0] is not log.active_segment
+            if is_rolled or walk.is_at_last_end:
+                walk.relocate()
             block = super()._next_block()
             if block:
                 return block
             # Only batches without records, or a truncation: look again.
 
     def _check_start(self) -> None:
-        first = self._log.log_start_offset
-        if self._next < first:
+        first, offset = self._log.log_start_offset, self._walk.next_offset
+        if offset < first:
             raise OffsetOutOfRangeError(
-                f"offset {self._next} is below the log start {first}: the records were deleted"
+                f"offset {offset} is below the log start {first}: the records were deleted"
                 f" before they were read; follow from {first}",
                 log_start_offset=first,
-                log_end_offset=self._log.reading_end(self._isolation),
-                offset=self._next,
+                log_end_offset=self._log.reading_end(self._walk.isolation),
+                offset=offset,
             )
 
     def has_news(self) -> bool:
@@ -177,9 +178,9 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             return True
         log = self._watched
         return (
-            log.reading_end(self._isolation) > self._next
+            log.reading_end(self._walk.isolation) > self._walk.next_offset
             or self._truncations != log.truncations
-            or self._next < log.log_start_offset
+            or self._walk.next_offset < log.log_start_offset
         )
 
     @property

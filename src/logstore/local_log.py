@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from logstore.aborted_transactions import collect_aborted
 from logstore.cleaned_segment import commit_replacements
 from logstore.errors import OffsetOutOfRangeError, StorageError
 from logstore.file_records import (
@@ -407,7 +408,8 @@ class LocalLog:
         if upper_bound is None:
             following = segments.higher(segment.base_offset)
             upper_bound = self.log_end_offset if following is None else following.base_offset
-        aborted = _collect_aborted(segments, segment, start_offset, upper_bound)
+        following_segments = segments.above(segment.base_offset)
+        aborted = collect_aborted((segment, *following_segments), start_offset, upper_bound)
         return found._replace(
             aborted_transactions=tuple(
                 AbortedTransaction(txn.producer_id, txn.first_offset) for txn in aborted
@@ -422,7 +424,9 @@ class LocalLog:
         segment = segments.floor(start_offset)
         if segment is None:
             return []
-        return _collect_aborted(segments, segment, log_start_offset, upper_bound_offset)
+        return collect_aborted(
+            (segment, *segments.above(segment.base_offset)), log_start_offset, upper_bound_offset
+        )
 
     # -- truncate and delete -----------------------------------------------------------------------
 
@@ -608,20 +612,3 @@ class LocalLog:
         self.directory = directory
         for segment in self.segments:
             segment.update_directory(directory)
-
-
-def _collect_aborted(
-    segments: Segments, segment: LogSegment, start_offset: int, upper_bound_offset: int
-) -> list[AbortedTxn]:
-    """
-    Return the aborted transactions of a fetch from one segment's index on until it is complete.
-
-    Source: Kafka ``LocalLog.collectAbortedTransactions``.
-    """
-    aborted: list[AbortedTxn] = []
-    for each in (segment, *segments.above(segment.base_offset)):
-        found, is_complete = each.collect_aborted_txns(start_offset, upper_bound_offset)
-        aborted += found
-        if is_complete:
-            break
-    return aborted

@@ -35,13 +35,8 @@ from logstore.loader import LogLoader
 from logstore.local_log import LocalLog
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_state import ProducerStateManager
-from logstore.reader import (
-    Isolation,
-    OnCorrupt,
-    RecordIterator,
-    Start,
-    start_offset,
-)
+from logstore.readable_log import Isolation, Start, start_offset
+from logstore.reader import OnCorrupt, RecordIterator
 from logstore.scheduler import Scheduler, ThreadScheduler
 from logstore.single_record import read_first, read_last, read_one
 from logstore.snapshot_files import SnapshotFiles

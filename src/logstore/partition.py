@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from logstore.files import Files
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import ProducerStateManager
-    from logstore.reader import RecordIterator
+    from logstore.readable_log import Reader
     from logstore.scheduler import Scheduler, Task, ThreadScheduler
     from logstore.waiter import Listener
     from logstore.watermarks import HighWatermarkMode
@@ -168,7 +168,7 @@ class Partition(NativeLog):
         self._rules: tuple[int, int, bool, LogConfig] | None = None  # As the writer has them.
         self._places: RecordPlaces | None = None  # Of log[offset],
         self._inherited_places: RecordPlaces | None = None  # and those of a parent process.
-        self._readers: weakref.WeakSet[RecordIterator[Any]] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._is_closed = False
         self._is_read_only = read_only
         self._depth = 0  # Of nested changes, by the thread that holds the lock.
@@ -302,7 +302,7 @@ class Partition(NativeLog):
         return self._is_closed
 
     @property
-    def readers(self) -> weakref.WeakSet[RecordIterator[Any]]:
+    def readers(self) -> weakref.WeakSet[Reader]:
         """Reads that have begun; closing tells each to say so at its next step."""
         return self._readers
 

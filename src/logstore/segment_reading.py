@@ -277,6 +277,13 @@ class ReadableSegment(SegmentFiles):
         yield first
         yield from headers
 
+    def headers_around(self, offset: int) -> Iterator[EntryHeader]:
+        """Yield headers from an index entry earlier than :meth:`headers_from` does."""
+        self.take_index_entries()
+        found = self.offset_index.lookup(max(offset, self.base_offset))
+        before = self.offset_index.lookup(max(found.offset - 1, self.base_offset))
+        return self.headers_from(before.offset)
+
     # -- by offset ---------------------------------------------------------------------------------
 
     def map_sealed(self) -> Mapping:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logstore.errors import OffsetGapError, OffsetOutOfRangeError
-from logstore.reader import RecordIterator, start_offset, stop_offset
+from logstore.readable_log import start_offset, stop_offset
+from logstore.reader import RecordIterator
 
 if TYPE_CHECKING:
-    from logstore.reader import Isolation, ReadableLog
+    from logstore.readable_log import Isolation, ReadableLog
     from logstore.record import Record
 
 

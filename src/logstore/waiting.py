@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from logstore._native import LIVE_WAIT_MAX, LivePage, wait_any
 from logstore.errors import LogStoreError
-from logstore.reader import ReadableLog
+from logstore.readable_log import ReadableLog
 
 if TYPE_CHECKING:
     from logstore.segment import LogSegment

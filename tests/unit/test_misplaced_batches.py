@@ -28,14 +28,14 @@ def _append(log):
     log.extend([b"%0100d" % at for at in range(ROWS)])
 
 
-def misplace(path, *, in_segment, batch):
-    """Have a batch of a segment say that it is far up; return its first offset."""
+def misplace(path, *, in_segment, batch, by=1 << 40):
+    """Have a batch of a segment say that it is far up, or not; return its first offset."""
     with logstore.open(path, "r") as log:
         segment = log.segments[in_segment]
         header = list(segment.headers())[batch]
         with open(segment.log_path, "r+b") as file:
             file.seek(header.position)
-            file.write((header.base_offset + (1 << 40)).to_bytes(8, "big"))
+            file.write((header.base_offset + by).to_bytes(8, "big", signed=True))
         return header.base_offset
 
 
@@ -71,6 +71,54 @@ class TestBatchThatSaysItIsAboveTheEnd:
                     batches.read_next_batch()
             with pytest.raises(logstore.CorruptRecordError):
                 log.scan().count()
+
+
+# The last batch of a log that nobody writes says where the log ends.
+@pytest.mark.parametrize(("in_segment", "batch"), [(0, 1), (0, 2), (-1, 1)])
+@pytest.mark.parametrize("by", [-1, -5, -10, -15])
+class TestBatchThatSaysItBeginsBelowTheEndOfTheLast:
+    """Its records would get offsets of others, or be passed over."""
+
+    def test_every_start(self, path, in_segment, batch, by):
+        """Found from below, from any of its offsets, by every read; behind it all is well."""
+        first = misplace(path, in_segment=in_segment, batch=batch, by=by)
+        with logstore.open(path, "r") as log:
+            lost, end = set(range(first, first + ROWS)), log.log_end_offset
+            if end == first:
+                return  # Below its segment's base offset: a log that nobody writes ends before it.
+            for start in (0, first - 1, first, first + 4, first + ROWS - 1):
+                for read in (lambda at: list(log.read(at)), lambda at: log.scan(at).count()):
+                    with pytest.raises(logstore.CorruptRecordError, match="the one before it") as e:
+                        read(start)
+                    assert max(start, first) == e.value.offset
+                records = log.read(start, on_corrupt="skip")
+                expected = [at for at in range(start, end) if at not in lost]
+                assert expected == [record.offset for record in records]
+                assert [first + ROWS] == [each.stop for each in records.skipped]
+            for offset in lost:
+                with pytest.raises(logstore.CorruptRecordError):
+                    log[offset]
+            behind = list(range(first + ROWS, end))
+            assert behind == [record.offset for record in log.read(first + ROWS)]
+
+
+def test_a_batch_that_was_written_twice(path):
+    """It hides nothing: every read steps over the repetition."""
+    with logstore.open(path, "r") as log:
+        segment = log.segments[0]
+        data = segment.read_at(0, segment.size_bytes)
+        _, second, last = segment.headers()
+        with open(segment.log_path, "r+b") as file:
+            file.seek(last.position)
+            file.write(data[second.position : last.position] + data[last.position :])
+    with logstore.open(path, "r") as log:
+        for start in (0, 15, 25, 45):
+            assert list(range(start, 90)) == [record.offset for record in log.read(start)]
+            assert 90 - start == log.scan(start).count()
+            assert start == log[start].offset
+            pytest.importorskip("pyarrow")
+            scanned = log.scan(start).to_table()["offset"].to_pylist()
+            assert list(range(start, 90)) == scanned
 
 
 def test_what_follows_damage_may_begin_below_the_read(tmp_path):

@@ -275,7 +275,7 @@ class TestReadBlock:
         """Records of plain batches in order, then the end."""
         data = G1 + G2 + G4
         block = read_block(data, 0, len(data), start_offset=0)
-        assert (len(data), 14, BlockStop.END, 0, 0) == block[1:]
+        assert (len(data), 14, BlockStop.END, 0, 0, -1) == block[1:]
         assert [0, 10, 11, 12, 13] == [record.offset for record in block.items]
         block = read_block(data[len(G1) + len(G2) :], 0, len(G4))
         assert [Record(5, 9999, b"a", b"b", (), 1)] == block.items
@@ -286,21 +286,21 @@ class TestReadBlock:
         damaged = bytearray(plain_batch(0, [b"a", b"b"]) + plain_batch(2, [b"c", b"d", b"e"]))
         damaged[30] ^= 1
         block = read_block(damaged, 0, len(damaged), start_offset=3, values_only=True)
-        assert ([b"d", b"e"], len(damaged), 5, BlockStop.END, 0, 0) == block
+        assert ([b"d", b"e"], len(damaged), 5, BlockStop.END, 0, 0, -1) == block
 
     def test_stop_offset(self):
         """The bound is exclusive, inside a batch and between two."""
         data = plain_batch(0, [b"a", b"b"]) + plain_batch(2, [b"c", b"d"])
         half = len(data) // 2
         block = read_block(data, 0, len(data), stop_offset=3, values_only=True)
-        assert ([b"a", b"b", b"c"], half, 3, BlockStop.BOUND, 0, 0) == block
+        assert ([b"a", b"b", b"c"], half, 3, BlockStop.BOUND, 0, 0, -1) == block
         block = read_block(data, 0, len(data), stop_offset=2, values_only=True)
-        assert ([b"a", b"b"], half, 2, BlockStop.BOUND, 0, 0) == block
+        assert ([b"a", b"b"], half, 2, BlockStop.BOUND, 0, 0, -1) == block
 
     def test_next_offset_passes_gaps(self):
         """A compacted batch ends at its last offset, not at its last record."""
         data = encode_batch(0, [encode_record(3, b"x")], last_delta=9)
-        assert ([b"x"], len(data), 10, BlockStop.END, 0, 0) == read_block(
+        assert ([b"x"], len(data), 10, BlockStop.END, 0, 0, -1) == read_block(
             data, 0, len(data), values_only=True
         )
 
@@ -309,7 +309,7 @@ class TestReadBlock:
         """Cut anywhere, also inside batches, the blocks together have every value once."""
         batches = [plain_batch(0, [b"a"] * 5), plain_batch(5, []), plain_batch(6, [b"b", b"c"])]
         data = b"".join([*batches, plain_batch(8, [b"d"] * 4)])
-        values, position, offset, record_position, record_index = [], 0, 0, 0, 0
+        values, position, offset, record_position, record_index, least = [], 0, 0, 0, 0, 0
         while position < len(data):
             block = read_block(
                 data,
@@ -320,12 +320,13 @@ class TestReadBlock:
                 values_only=True,
                 record_position=record_position,
                 record_index=record_index,
+                base_offset_min=least,
             )
             assert 0 < len(block.items) <= max_records or block.stop == BlockStop.END
             values += block.items
-            _, position, offset, _, record_position, record_index = block
+            _, position, offset, _, record_position, record_index, least = block
         assert [b"a"] * 5 + [b"b", b"c"] + [b"d"] * 4 == values
-        assert 12 == offset
+        assert 12 == offset == least
 
     def test_a_damaged_batch_ends_the_block(self):
         """A wrong CRC or record gives nothing of its batch; the batches before it stay."""
@@ -372,7 +373,7 @@ class TestReadBlock:
         """The block ends before such a batch and says why."""
         data = plain_batch(0, [b"a"]) + batch
         block = read_block(data, 0, len(data), values_only=True)
-        assert ([b"a"], len(data) - len(batch), 1, stop, 0, 0) == block
+        assert ([b"a"], len(data) - len(batch), 1, stop, 0, 0, -1) == block
 
     def test_transactional_batches_on_request(self):
         """A reader that knows of no aborted transaction takes them as they come."""

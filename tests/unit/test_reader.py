@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import zlib
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from weakref import WeakSet
 
 import pytest
 
 import logstore
+from logstore.aborted_transactions import AbortedTransactions
 from logstore.compression import CompressionType
 from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.entries import entry_headers
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -21,12 +22,8 @@ from logstore.errors import (
 )
 from logstore.file_records import AbortedTransaction, LogOffsetMetadata
 from logstore.files import REAL_FILES, FileHandle
-from logstore.reader import (
-    AbortedTransactions,
-    RecordIterator,
-    start_offset,
-    stop_offset,
-)
+from logstore.readable_log import start_offset, stop_offset
+from logstore.reader import RecordIterator
 from logstore.record import (
     RecordBatch,
     empty_batch,
@@ -91,19 +88,20 @@ class FakeSegment:
         self.size_bytes = len(data)
         self.handle = FileHandle(REAL_FILES, path)
         self.data = data
+        self.log_path = str(path)
         self.aborted = list(aborted)
         self.collections = 0
 
-    def translate_offset(self, offset):
-        position = 0
-        for each in iterate_batches(self.data):
-            if each.last_offset >= offset:
-                return SimpleNamespace(position=position, offset=each.base_offset)
-            position += each.size_bytes
-        return None
+    def read_at(self, position, size):
+        return self.data[position : position + size]
+
+    def headers(self, start=0, end=None):
+        return entry_headers(self.read_at, start, self.size_bytes if end is None else end)
 
     def headers_from(self, offset):
-        return iter(())
+        return self.headers()
+
+    headers_around = headers_from
 
     def headers_end(self, offset):
         return self.size_bytes

@@ -649,6 +649,7 @@ struct ls_gather {
     int64_t stop_offset;     /* exclusive */
     int64_t position;        /* of the batch to go on with, relative to `bytes` */
     int64_t record_position; /* in it, of the next record, if the batch was begun, else 0 */
+    int64_t base_offset_min; /* of that batch; on return the last one's end; -1: any */
     int64_t rows;            /* so far */
     int64_t rows_max;
     int64_t wanted;       /* after LS_GATHER_FULL_KEYS or _VALUES: bytes the record needs there */
@@ -980,7 +981,8 @@ enum ls_block_stop {
     LS_BLOCK_LEGACY = 5,  /* magic 0 or 1 */
     LS_BLOCK_COMPRESSED = 6,
     LS_BLOCK_CONTROL = 7,
-    LS_BLOCK_TRANSACTIONAL = 8
+    LS_BLOCK_TRANSACTIONAL = 8,
+    LS_BLOCK_DISORDER = 9 /* it begins below the end of the one before it */
 };
 enum { LS_BLOCK_RECORDS_MAX = 1048576 };
 

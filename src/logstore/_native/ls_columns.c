@@ -45,6 +45,8 @@ int64_t ls_gather_batches(uintptr_t address, int64_t size, struct ls_gather *gat
         const uint8_t *at = bytes + gather->position;
         enum ls_block_stop stop = ls_open_batch_at(at, size - gather->position, &batch);
         if (stop != LS_BLOCK_END) return stop;
+        bool is_begun = gather->record_position > 0;
+        if (batch.base_offset < gather->base_offset_min && !is_begun) return LS_BLOCK_DISORDER;
         int64_t last_offset = batch.base_offset + batch.last_offset_delta;
         if (last_offset >= gather->start_offset) {
             if (batch.base_offset >= gather->stop_offset) return LS_BLOCK_BOUND;
@@ -61,6 +63,7 @@ int64_t ls_gather_batches(uintptr_t address, int64_t size, struct ls_gather *gat
             gather->start_offset = last_offset + 1;
         }
         gather->position = batch.end - bytes;
+        if (gather->base_offset_min >= 0) gather->base_offset_min = last_offset + 1;
     }
     return LS_BLOCK_END;
 }

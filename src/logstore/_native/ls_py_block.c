@@ -124,7 +124,8 @@ PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t c
 struct walk {
     const uint8_t *at;
     const uint8_t *end;
-    struct cut cut; /* at NULL: at the batch's first record */
+    struct cut cut;          /* at NULL: at the batch's first record */
+    int64_t base_offset_min; /* of the batch at `at`, unless it was begun; -1: any */
     bool transactional;
     bool verify;
 };
@@ -135,11 +136,12 @@ static int walk_batches(struct walk *walk, struct block *block) {
         struct ls_open_batch batch;
         enum ls_block_stop stop = ls_open_batch_at(walk->at, walk->end - walk->at, &batch);
         if (stop != LS_BLOCK_END) return (int)stop;
+        bool resumed = walk->cut.at != NULL;
+        if (batch.base_offset < walk->base_offset_min && !resumed) return LS_BLOCK_DISORDER;
         int64_t last_offset = batch.base_offset + batch.last_offset_delta;
         if (last_offset >= block->start_offset) {
             if (batch.base_offset >= block->stop_offset) return LS_BLOCK_BOUND;
             if (block->count == block->count_max) return LS_BLOCK_FULL;
-            bool resumed = walk->cut.at != NULL;
             stop =
                 ls_py_refuse_batch(&batch, walk->at, walk->transactional, walk->verify && !resumed);
             if (stop != LS_BLOCK_END) return (int)stop;
@@ -167,19 +169,20 @@ static int walk_batches(struct walk *walk, struct block *block) {
             block->start_offset = last_offset + 1;
         }
         walk->at = batch.end;
+        if (walk->base_offset_min >= 0) walk->base_offset_min = last_offset + 1;
     }
     return LS_BLOCK_END;
 }
 
 /*
  * read_block(data, position, end, start_offset, stop_offset, max_records, values_only, verify_crc,
- *            transactional, record_position, record_index)
- * -> (items, next_position, next_offset, stop, record_position, record_index)
+ *            transactional, record_position, record_index, base_offset_min)
+ * -> (items, next_position, next_offset, stop, record_position, record_index, base_offset_min)
  */
 PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    int64_t numbers[10];
-    if (count != 11) return PyErr_Format(PyExc_TypeError, "read_block takes 11 arguments");
-    if (ls_py_int64s(args + 1, 10, numbers) < 0) return NULL;
+    int64_t numbers[11];
+    if (count != 12) return PyErr_Format(PyExc_TypeError, "read_block takes 12 arguments");
+    if (ls_py_int64s(args + 1, 11, numbers) < 0) return NULL;
     Py_buffer view;
     if (PyObject_GetBuffer(args[0], &view, PyBUF_SIMPLE) < 0) return NULL;
     const int64_t position = numbers[0], end = numbers[1], max_records = numbers[4],
@@ -194,6 +197,7 @@ PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t cou
     }
     struct walk walk = {.at = data + position,
                         .end = data + end,
+                        .base_offset_min = numbers[10],
                         .transactional = numbers[7] != 0,
                         .verify = numbers[6] != 0};
     if (record_position > 0)
@@ -205,9 +209,10 @@ PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t cou
         int stop = walk_batches(&walk, &block);
         PyObject *items = block_close(&block, stop < 0);
         if (items != NULL) {
-            result = Py_BuildValue(
-                "NLLiLi", items, (long long)(walk.at - data), (long long)block.start_offset, stop,
-                (long long)(walk.cut.at == NULL ? 0 : walk.cut.at - data), (int)walk.cut.index);
+            result = Py_BuildValue("NLLiLiL", items, (long long)(walk.at - data),
+                                   (long long)block.start_offset, stop,
+                                   (long long)(walk.cut.at == NULL ? 0 : walk.cut.at - data),
+                                   (int)walk.cut.index, (long long)walk.base_offset_min);
         }
     }
     PyBuffer_Release(&view);

@@ -20,7 +20,7 @@ from logstore.cli import record_arguments, record_text
 from logstore.cli.counted import counted
 from logstore.cli.progress import Progress, progress
 from logstore.extras import import_extra
-from logstore.reader import start_offset, stop_offset
+from logstore.readable_log import start_offset, stop_offset
 from logstore.record import Record
 
 EXAMPLE = """\
