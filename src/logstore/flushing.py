@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from logstore._native import ALONE, Flusher
 from logstore.errors import PoisonedError, StorageError
+
+ResultT = TypeVar("ResultT")
 
 
 class Poison:
@@ -100,10 +103,10 @@ class GroupCommit:
         if wanted is not None:
             self._in_turn(lambda: self._flush(wanted))
 
-    def alone(self, flush: Callable[[], None]) -> None:
+    def alone(self, flush: Callable[[], ResultT]) -> ResultT:
         """Run a flush that is not an offset's, such as one of an empty segment, in turn."""
         self._begin(ALONE)
-        self._in_turn(flush)
+        return self._in_turn(flush)
 
     def if_free(self, flush: Callable[[], None]) -> bool:
         """Run such a flush if nobody else flushes now; False: somebody does."""
@@ -126,11 +129,11 @@ class GroupCommit:
             self._poison.check()
         return wanted
 
-    def _in_turn(self, flush: Callable[[], None]) -> None:
+    def _in_turn(self, flush: Callable[[], ResultT]) -> ResultT:
         failed = False
         try:
             with self._noting_failure():
-                flush()
+                return flush()
         except StorageError:
             failed = True
             raise

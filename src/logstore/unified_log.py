@@ -564,7 +564,8 @@ class UnifiedLog(AppendingPartition):
             self.flush_metadata()
             self.flush(force=True)
             self._flush_sealed_files()
-            is_clean = self._close_files()
+            # In turn: a failure that another thread's flush is told of is not told to this one's.
+            is_clean = self._group_commit.alone(self._close_files)
         finally:
             self._leave(is_clean=is_clean)
 
