@@ -43,7 +43,7 @@ LAYERS = [
     {"given_records", "snapshot_files", "truncations", "watermarks"},
     {"arrow_buffers", "arrow_columns", "flushing", "waiter"},
     {"validator", "leader_epoch", "producer_append", "retention"},
-    {"producer_state", "unindexed_aborted"},
+    {"follower_truncation", "producer_state", "unindexed_aborted"},
     {"producer_view"},
     {"recovery"},
     {"index_repair"},
