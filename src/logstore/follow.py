@@ -8,7 +8,7 @@ a thread                     sleeps on the futex of the log's live offsets; a si
                              the end of the writer wake it
 asyncio, selectors, trio     one thread of the process sleeps on up to 127 logs at once, and tells
                              who waits for them: ``waiting.py``
-a log without live offsets   is looked at every 20 ms
+a log without live offsets   is looked at every 20 to 100 ms
 ===========================  ======================================================================
 
 A wait neither takes the C append path away from the writer nor costs it more than a wake-up.
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 ItemT_co = TypeVar("ItemT_co", covariant=True)
 
-SLICE_SECONDS: Final = 0.1  # The longest sleep: a writer that was killed wakes nobody.
-POLL_SECONDS: Final = 0.02  # Of a log that cannot wake.
+POLL_SECONDS: Final = 0.02  # Where the system cannot sleep on a word.
+# A signal that comes right before a sleep does not end it. Only the main thread takes signals.
+SIGNAL_SECONDS: Final = 1.0
 _NOTHING: Final = object()
 
 
@@ -70,7 +71,16 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         CorruptRecordError: At damage.
     """
 
-    __slots__ = ("_event", "_is_over", "_patience", "_signal", "_spin", "_timeout", "_watched")
+    __slots__ = (
+        "_event",
+        "_is_over",
+        "_page",
+        "_patience",
+        "_signal",
+        "_spin",
+        "_timeout",
+        "_watched",
+    )
 
     def __init__(
         self,
@@ -92,6 +102,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         self._spin = spin
         self._is_over = False
         self._event = threading.Event()
+        self._page: LivePage | None = None  # The last one it slept on: the log may be closed since.
         self._signal: Signal | None = None
         super().__init__(log, start, None, isolation, values_only=values_only)
 
@@ -130,13 +141,13 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
                 raise
             if block is not None:
                 return block
-            if deadline is None:
-                self._sleep(SLICE_SECONDS)
-                continue
-            rest = deadline - SYSTEM_CLOCK.monotonic()
-            if rest <= 0:
-                return None
-            self._sleep(min(rest, SLICE_SECONDS))
+            seconds = self._watched.wait_seconds
+            if deadline is not None:
+                rest = deadline - SYSTEM_CLOCK.monotonic()
+                if rest <= 0:
+                    return None
+                seconds = min(seconds, rest)
+            self._sleep(seconds)
         return None
 
     def _block_at_hand(self) -> list[Any] | None:
@@ -189,6 +200,11 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         return self._watched.live_page
 
     @property
+    def wait_seconds(self) -> float:
+        """How long a wait for them may sleep."""
+        return self._watched.wait_seconds
+
+    @property
     def has_items(self) -> bool:
         """Whether an item can be taken at once."""
         block = self._block
@@ -198,23 +214,27 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
 
     def _sleep(self, seconds: float) -> None:
         """Return after a move of the log, or a time; too early is no harm."""
-        page = self._watched.live_page
+        page = self._page = self._watched.live_page
         if page is None:
-            self._event.wait(min(seconds, POLL_SECONDS))
+            self._event.wait(seconds)
             return
+        if threading.current_thread() is threading.main_thread():
+            seconds = min(seconds, SIGNAL_SECONDS)
         if self._spin > 0:
             end, changes = page.log_end_offset, page.change_count
             if self.has_news() or page.spin(end, changes, min(seconds, self._spin)):
                 return
         word = page.prepare()
-        if not self.has_news() and not page.wait(word, seconds):
+        if self.has_news() or self._watched.live_page is not page:
+            return
+        if not page.wait(word, seconds):
             self._event.wait(min(seconds, POLL_SECONDS))
 
     def _wake(self) -> None:
         self._event.set()
-        page = self._watched.live_page
-        if page is not None:
-            page.poke()
+        for page in (self._page, self._watched.live_page):
+            if page is not None:
+                page.poke()
         watcher().look()
 
     def discard(self) -> None:

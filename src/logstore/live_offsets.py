@@ -28,6 +28,8 @@ pos   bytes  field, in the machine's byte order; int64 but for the header
 240   8      first unstable offset, -1: none
 248   8      recovery point
 256   8      truncation count: odd while one is under way
+264   8      pid of the writer
+272   8      its pid namespace, 0: not known
 320   2048   the offsets of the last 256 truncations, by truncation count / 2 mod 256; -2: sealed
              segments were replaced by cleaned ones
 ====  =====  ===========================================================================
@@ -74,6 +76,7 @@ from logstore._native import (
 )
 from logstore.errors import LogStoreError, StorageError
 from logstore.files import REAL_FILES, Files
+from logstore.process_watch import pid_namespace
 
 if TYPE_CHECKING:
     from logstore._native import Writer
@@ -270,6 +273,8 @@ class LiveOffsets:
                 first_unstable_offset=NOT_SET,
                 recovery_point=recovery_point,
                 truncation_count=0,
+                writer_pid=os.getpid(),
+                pid_namespace=pid_namespace(),
             ),
             writer,
         )
@@ -335,6 +340,7 @@ class LiveOffsets:
             self.page.close()
         _held_files.discard(self._file)
         self._file.close()
+        self.page.poke()  # Whoever sleeps finds the lock free.
 
 
 def _open_to_write(path: str, files: Files) -> LiveFile:

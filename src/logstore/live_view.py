@@ -38,6 +38,7 @@ from logstore.live_segment import LiveSegment
 from logstore.loader import LoadedLog
 from logstore.partition import LEADER_EPOCH_FILE
 from logstore.partition_state import PartitionState, state_path_of
+from logstore.process_watch import ProcessWatch, pid_namespace, watch_process
 from logstore.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, segment_file_name
 from logstore.truncations import NOTHING_GONE
 from logstore.view_loader import ViewLoader
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from logstore.segment import LogSegment
 
 LOOK_SECONDS: Final = 0.1  # How long a writer may be gone before that is noticed.
+POLL_SECONDS: Final = 0.02  # Of a page that cannot be written, through which nobody is woken.
+WATCHED_SECONDS: Final = 60.0  # Of a writer whose end is told.
+NEXT_SECONDS: Final = 1.0  # Of a page that the next writer, too, will use, if it is not deleted.
 RETRY_SECONDS: Final = 0.001
 LISTINGS_MAX: Final = 4  # Of a look, while truncations go deeper and deeper.
 SETTLE_SECONDS: Final = 5.0  # A directory that changes all that time under a reader is no log's.
@@ -127,6 +131,8 @@ class LiveView:
         self._change_count = -1
         self._log_end_offset = -1
         self._live_page: LivePage | None = None  # Of a writer that lives.
+        self._watch: ProcessWatch | None = None  # Of the writer,
+        self._watched_epoch = -1  # with this number.
         self._look_at = 0.0
         self._lock_mark = b""
         self._is_closed = False
@@ -480,11 +486,51 @@ class LiveView:
 
     @property
     def page(self) -> LivePage | None:
-        """What a writer that lives shows; None where it cannot be told that somebody waits."""
+        """What a writer shows, or the next one will; None: nobody can be woken through it."""
         file = self._file
-        if file is None or not file.is_writable or self.state is not State.LIVE:
+        if file is None or not file.is_writable or self.state is State.FLUSHED:
             return None
         return file.page
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long who waits may sleep: what has to be looked at happens no more often."""
+        file, seen = self._file, self._seen
+        if file is None or seen is None or seen.state is State.FLUSHED:
+            return LOOK_SECONDS
+        if not file.is_writable:
+            return POLL_SECONDS
+        if seen.state is State.CLOSED or seen.shown is None:
+            return NEXT_SECONDS
+        with self._guard:
+            return WATCHED_SECONDS if self._watch_writer(file, seen.shown) else LOOK_SECONDS
+
+    def _watch_writer(self, file: LiveFile, shown: PageOffsets) -> bool:
+        """Have the end of the writer's process wake who waits; False: it cannot be told."""
+        epoch = shown.writer_epoch
+        if self._watched_epoch == epoch and self._watch is not None:
+            return not self._watch.is_over
+        self._unwatch()
+        namespace = pid_namespace()
+        if self._is_closed or namespace == 0 or shown.pid_namespace != namespace:
+            return False
+        watch = watch_process(shown.writer_pid, file.page.poke)
+        if watch is None:
+            return False
+        # The number is the writer's if that still lives.
+        later = file.page.load()
+        is_writers = shown.writer_pid == os.getpid() or file.is_writer_alive
+        if later is None or later.writer_epoch != epoch or not is_writers:
+            watch.cancel()
+            return False
+        self._watch, self._watched_epoch = watch, epoch
+        return True
+
+    def _unwatch(self) -> None:
+        watch, self._watch = self._watch, None
+        self._watched_epoch = -1
+        if watch is not None:
+            watch.cancel()
 
     def refresh(self) -> None:
         """
@@ -584,6 +630,7 @@ class LiveView:
         """Give up the file; a second call does nothing."""
         self._is_closed = True
         self._live_page = None
+        self._unwatch()
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -592,6 +639,8 @@ class LiveView:
         """Begin anew in a forked child: another thread may have held the lock."""
         self._guard = threading.RLock()
         self._seen = self._file = self._live_page = self._shown_segments = None
+        self._watch = None  # Its thread and its descriptor are the parent's.
+        self._watched_epoch = -1
         self._look_at = 0.0
         self._change_count = -1
 

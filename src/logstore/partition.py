@@ -51,6 +51,8 @@ FLUSH_MESSAGES_NEVER: Final = 2**63 - 1
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
+WOKEN_SECONDS: Final = 3600.0  # Who waits in the writer's process is woken at each move.
+POLL_SECONDS: Final = 0.02  # Who waits for a log that shows nothing looks so often.
 
 ResultT = TypeVar("ResultT")
 
@@ -73,6 +75,11 @@ class View(Protocol):
     @property
     def page(self) -> LivePage | None:
         """What its writer shows, and wakes by."""
+        ...
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long who waits may sleep."""
         ...
 
     def refresh(self) -> None:
@@ -500,6 +507,13 @@ class Partition(NativeLog):
         if self._live is not None:
             return self._live.page
         return None if self._view is None else self._view.page
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long who waits for a move may sleep: what does not wake happens no more often."""
+        if self._view is not None:
+            return self._view.wait_seconds
+        return POLL_SECONDS if self._live is None else WOKEN_SECONDS
 
     def _show_active_segment(self) -> None:
         """Let other processes see which segment is active, after a roll or a truncation."""

@@ -1,8 +1,8 @@
 """
-One thread for all who wait for logs and must not sleep themselves: event loops, selectors.
+A thread for all who wait for logs and must not sleep themselves: event loops, selectors.
 
-It sleeps on the futexes of up to 127 logs at once; beyond that, and for logs that cannot wake, it
-looks every few milliseconds. It begins with the first who waits. While nobody does, it sleeps.
+It sleeps on the futexes of up to 127 logs at once; for each 127 more there is another thread. It
+begins with the first who waits. While nobody does, it sleeps.
 
 Source: Kafka ``DelayedOperationPurgatory``.
 """
@@ -13,10 +13,12 @@ import contextlib
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from logstore._native import LIVE_WAIT_MAX, LivePage, wait_any
+from logstore.clock import SYSTEM_CLOCK
 from logstore.errors import LogStoreError
 from logstore.readable_log import ReadableLog
 
@@ -27,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 Tell: TypeAlias = Callable[[], object]
 
-SLICE_SECONDS: Final = 0.1
-POLL_SECONDS: Final = 0.02  # Of logs that cannot wake.
-CROWD_SECONDS: Final = 0.005  # Of the logs beyond what one wait takes.
+IDLE_SECONDS: Final = 3600.0
+POLL_SECONDS: Final = 0.02  # Where the system cannot sleep on several words.
+LOGS_MAX: Final = LIVE_WAIT_MAX - 1  # Of one thread, which has a word of its own.
 
 
 class WatchedLog(ReadableLog, Protocol):
@@ -50,6 +52,11 @@ class WatchedLog(ReadableLog, Protocol):
         """What shows its moves and wakes; None: look at the log from time to time."""
         ...
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long who waits may sleep: what does not wake happens no more often."""
+        ...
+
 
 class Waiter(Protocol):
     """Somebody who waits for one log."""
@@ -57,6 +64,11 @@ class Waiter(Protocol):
     @property
     def page(self) -> LivePage | None:
         """What shows the moves of its log."""
+        ...
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long it may sleep."""
         ...
 
     def has_news(self) -> bool:
@@ -114,93 +126,174 @@ class Signal:
             self.close()
 
 
+class Armed:
+    """
+    Who is told of news of somebody who waits.
+
+    Attributes:
+        tell: What tells.
+        page: What names the page of its log, 0: it has none.
+        seen: At which page, and which word of it, a look has found no news.
+        seconds: How long that holds.
+    """
+
+    __slots__ = ("page", "seconds", "seen", "tell")
+
+    def __init__(self, tell: Tell, page: int) -> None:
+        self.tell: Final = tell
+        self.page: Final = page
+        self.seen = (0, -1)
+        self.seconds = 0.0
+
+
+class WatcherThread:
+    """
+    A thread of the watcher: it sleeps on up to LOGS_MAX logs at once.
+
+    Attributes:
+        armed: Who waits; changes under the watcher's lock.
+        control: What wakes the thread to look.
+    """
+
+    def __init__(self, guard: threading.Lock) -> None:
+        self.armed: dict[Waiter, Armed] = {}
+        self.control = LivePage.private()
+        self._guard = guard
+        self._pages: Counter[int] = Counter()
+        threading.Thread(target=self._run, name="logstore-watcher", daemon=True).start()
+
+    def has_room(self, page: int) -> bool:
+        """Whether it can sleep on this page, too."""
+        return page == 0 or page in self._pages or len(self._pages) < LOGS_MAX
+
+    def add(self, waiter: Waiter, armed: Armed) -> None:
+        """Begin to wait for somebody; under the watcher's lock."""
+        self.armed[waiter] = armed
+        if armed.page:
+            self._pages[armed.page] += 1
+
+    def remove(self, waiter: Waiter) -> None:
+        """Wait for somebody no more; under the watcher's lock."""
+        armed = self.armed.pop(waiter, None)
+        if armed is not None and armed.page:
+            self._pages[armed.page] -= 1
+            if not self._pages[armed.page]:
+                del self._pages[armed.page]
+
+    def _run(self) -> None:
+        control = self.control
+        is_over = False
+        while True:
+            pages: dict[int, LivePage] = {id(control): control}
+            words = {id(control): control.prepare()}
+            seconds = self._look_at_all(pages, words, is_over=is_over)
+            if seconds <= 0:
+                continue
+            began = SYSTEM_CLOCK.monotonic()
+            if not wait_any(list(pages.values()), list(words.values()), seconds):
+                seconds = min(seconds, POLL_SECONDS)
+                control.wait(words[id(control)], seconds)
+            is_over = SYSTEM_CLOCK.monotonic() - began >= seconds
+
+    def _look_at_all(
+        self, pages: dict[int, LivePage], words: dict[int, int], *, is_over: bool
+    ) -> float:
+        """
+        Tell whoever has news, and add the pages of the others.
+
+        Args:
+            pages: What to sleep on.
+            words: The same.
+            is_over: What earlier looks have found holds no more.
+
+        Returns:
+            How long to sleep.
+        """
+        with self._guard:
+            waiting = list(self.armed.items())
+        seconds = IDLE_SECONDS
+        is_any = False
+        for waiter, armed in waiting:
+            page = waiter.page
+            word = -1
+            if page is not None:
+                if id(page) not in pages and len(pages) < LIVE_WAIT_MAX:
+                    pages[id(page)] = page
+                    words[id(page)] = page.prepare()
+                word = words.get(id(page), -1)
+            if is_over or word < 0 or (id(page), word) != armed.seen:
+                if self._tell(waiter, armed) or waiter.page is not page:
+                    is_any = True
+                    continue
+                armed.seen, armed.seconds = (id(page), word), waiter.wait_seconds
+                if page is not None and word < 0:  # Another than it came with, and one too many.
+                    armed.seconds = POLL_SECONDS
+            seconds = min(seconds, armed.seconds)
+        return 0.0 if is_any else seconds
+
+    def _tell(self, waiter: Waiter, armed: Armed) -> bool:
+        """Tell somebody for whom there is news."""
+        try:
+            has_news = waiter.has_news()
+        except (LogStoreError, OSError):
+            has_news = True  # Whoever waits will meet it, too.
+        if not has_news:
+            return False
+        with self._guard:
+            if self.armed.get(waiter) is not armed:
+                return True
+            self.remove(waiter)
+        try:
+            armed.tell()
+        except Exception:
+            logger.exception("%r could not be told of news", waiter)
+        return True
+
+
 class Watcher:
     """
     Tells those who wait when their logs move.
 
-    **Thread rule**: any thread. Who is told is told in the watcher's thread, once, and should be
-    short.
+    **Thread rule**: any thread. Who is told is told in a thread of the watcher's, once, and should
+    be short.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._armed: dict[Waiter, Tell] = {}
-        self._control = LivePage.private()
-        self._thread: threading.Thread | None = None
+        self._threads: list[WatcherThread] = []
 
     def arm(self, waiter: Waiter, tell: Tell) -> Callable[[], None]:
         """Call ``tell`` when ``waiter`` has news, also if it has some now; returns what disarms."""
+        page = waiter.page
+        armed = Armed(tell, 0 if page is None else id(page))
         with self._guard:
-            self._armed[waiter] = tell
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="logstore-watcher", daemon=True
-                )
-                self._thread.start()
-        self._control.poke()
+            for each in self._threads:
+                each.remove(waiter)
+            thread = next((each for each in self._threads if each.has_room(armed.page)), None)
+            if thread is None:
+                thread = WatcherThread(self._guard)
+                self._threads.append(thread)
+            thread.add(waiter, armed)
+        thread.control.poke()
 
         def disarm() -> None:
             with self._guard:
-                if self._armed.get(waiter) is tell:
-                    del self._armed[waiter]
+                if thread.armed.get(waiter) is armed:
+                    thread.remove(waiter)
 
         return disarm
 
     def disarm(self, waiter: Waiter) -> None:
         """Tell somebody nothing more."""
         with self._guard:
-            self._armed.pop(waiter, None)
+            for each in self._threads:
+                each.remove(waiter)
 
     def look(self) -> None:
         """Look at all logs now."""
-        if self._armed:
-            self._control.poke()
-
-    def _run(self) -> None:
-        control = self._control
-        while True:
-            pages: dict[int, LivePage] = {id(control): control}
-            word = control.prepare()
-            words = [word]
-            seconds = 3600.0
-            with self._guard:
-                armed = list(self._armed.items())
-            for page in [waiter.page for waiter, _ in armed]:
-                if page is None:
-                    seconds = min(seconds, POLL_SECONDS)
-                elif id(page) in pages:
-                    pass
-                elif len(pages) < LIVE_WAIT_MAX:
-                    pages[id(page)] = page
-                    words.append(page.prepare())
-                    seconds = min(seconds, SLICE_SECONDS)
-                else:
-                    seconds = CROWD_SECONDS
-            if self._tell(armed):
-                continue
-            armed.clear()  # Nobody is kept alive by this.
-            if not wait_any(list(pages.values()), words, seconds):
-                control.wait(word, min(seconds, CROWD_SECONDS))
-
-    def _tell(self, armed: list[tuple[Waiter, Tell]]) -> bool:
-        is_any = False
-        for waiter, tell in armed:
-            try:
-                has_news = waiter.has_news()
-            except (LogStoreError, OSError):
-                has_news = True  # Whoever waits will meet it, too.
-            if not has_news:
-                continue
-            is_any = True
-            with self._guard:
-                if self._armed.get(waiter) is not tell:
-                    continue
-                del self._armed[waiter]
-            try:
-                tell()
-            except Exception:
-                logger.exception("%r could not be told of news", waiter)
-        return is_any
+        for each in list(self._threads):
+            if each.armed:
+                each.control.poke()
 
 
 _watcher: Watcher | None = None

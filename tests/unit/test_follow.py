@@ -465,8 +465,11 @@ class TestAsync:
 
         async def main():
             logs = [logstore.open(tmp_path / f"log-{at}") for at in range(140)]
+            before = [thread.name for thread in threading.enumerate()].count("logstore-watcher")
             tasks = [asyncio.create_task(anext(log.follow())) for log in logs]
             await asyncio.sleep(0.05)
+            after = [thread.name for thread in threading.enumerate()].count("logstore-watcher")
+            assert 1 <= after - before + 1 <= 3
             for log in logs:
                 log.append(log.name.encode())
             found = await asyncio.wait_for(asyncio.gather(*tasks), 20)

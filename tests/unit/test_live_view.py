@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
@@ -459,6 +460,37 @@ class TestWritersComeAndGo:
             until(lambda: reader.log_end_offset == 41)
             assert b"next" == reader.last().value
             child.close()
+
+    def test_sleepers_hear_of_a_kill(self, path):
+        """Who sleeps does not look at the writer, and knows of its end at once all the same."""
+        child = Child(path)
+        child.append("a")
+        with logstore.open(path, "r") as reader, reader.follow("earliest") as records:
+            assert b"a" == next(records).value
+            thread = threading.Thread(target=next, args=(records, None))
+            thread.start()
+            view = reader._view
+            until(lambda: view._watch is not None)
+            time.sleep(0.05)
+            seen, look_at = view._seen, view._look_at
+            time.sleep(0.35)
+            assert (seen, look_at) == (view._seen, view._look_at)  # It sleeps.
+            child.kill()
+            until(lambda: view._seen.state is State.CLOSED)
+            records.close()
+            thread.join()
+
+    def test_writer_whose_number_means_nothing_here(self, path, monkeypatch):
+        """In another pid namespace: the lock is looked at every 100 ms."""
+        child = Child(path)
+        child.append("a")
+        with logstore.open(path, "r") as reader:
+            assert reader.wait_seconds > 1
+        monkeypatch.setattr("logstore.live_view.pid_namespace", lambda: 1)
+        with logstore.open(path, "r") as reader:
+            assert 0.1 == reader.wait_seconds
+            assert reader._view._watch is None
+        child.close()
 
     def test_kill_in_a_change(self, path):
         """A page that stays half changed for ever is given up."""

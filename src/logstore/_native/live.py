@@ -24,7 +24,7 @@ WRITER_SLOT: Final = lib.LS_LIVE_WRITER_SLOT
 READERS_SLOT: Final = lib.LS_LIVE_READERS_SLOT
 
 _END_AT: Final = lib.LS_LIVE_END_AT
-_OFFSETS: Final = struct.Struct("=13q")
+_OFFSETS: Final = struct.Struct("=15q")
 assert _OFFSETS.size == ffi.sizeof("struct ls_live_offsets")
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -54,6 +54,8 @@ class PageOffsets(NamedTuple):
         first_unstable_offset: -1: none.
         recovery_point: Below it everything is on the device.
         truncation_count: Two for each truncation there was: odd while one is under way.
+        writer_pid: The writer's process.
+        pid_namespace: In which that is its number; 0: not known.
     """
 
     change_count: int
@@ -69,6 +71,8 @@ class PageOffsets(NamedTuple):
     first_unstable_offset: int
     recovery_point: int
     truncation_count: int
+    writer_pid: int
+    pid_namespace: int
 
     @property
     def history(self) -> tuple[int, int]:

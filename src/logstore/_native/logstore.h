@@ -928,6 +928,8 @@ struct ls_live_offsets {
     int64_t first_unstable_offset; /* -1: none */
     int64_t recovery_point;
     int64_t truncation_count; /* two a truncation: odd while one is under way */
+    int64_t writer_pid;
+    int64_t pid_namespace; /* 0: not known */
 };
 
 /* The writer: take the page over, with `header` of LS_LIVE_HEADER_BYTES; leave it; say what moved. */

@@ -54,6 +54,8 @@ void ls_live_open(uintptr_t address, const uint8_t *header, const struct ls_live
     int64_t truncations = atomic_load(&live->truncation_count);
     atomic_store(&live->truncation_count, truncations + (truncations & 1));
     atomic_store(&live->writer_epoch, offsets->writer_epoch);
+    atomic_store(&live->writer_pid, offsets->writer_pid);
+    atomic_store(&live->pid_namespace, offsets->pid_namespace);
     atomic_store(&live->active_base_offset, offsets->active_base_offset);
     atomic_store(&live->size_bytes, offsets->size_bytes);
     atomic_store(&live->offset_entry_count, offsets->offset_entry_count);
@@ -140,6 +142,8 @@ int64_t ls_live_load(uintptr_t address, struct ls_live_offsets *offsets) {
         offsets->first_unstable_offset = atomic_load(&live->first_unstable_offset);
         offsets->recovery_point = atomic_load(&live->recovery_point);
         offsets->truncation_count = atomic_load(&live->truncation_count);
+        offsets->writer_pid = atomic_load(&live->writer_pid);
+        offsets->pid_namespace = atomic_load(&live->pid_namespace);
         atomic_thread_fence(memory_order_acquire);
         if (atomic_load(&live->change_count) == change_count) return 0;
     }

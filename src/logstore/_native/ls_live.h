@@ -33,7 +33,9 @@ struct ls_live {
     _Atomic int64_t first_unstable_offset;
     _Atomic int64_t recovery_point;
     _Atomic int64_t truncation_count;
-    int64_t more[7];
+    _Atomic int64_t writer_pid;
+    _Atomic int64_t pid_namespace;
+    int64_t more[5];
 
     _Atomic int64_t truncated_to[LS_LIVE_TRUNCATIONS];
 };
