@@ -166,13 +166,14 @@ class TestBesideAWriter:
         for at in range(300):
             writer.append(b"%d" % at)
         records = reader.read_values(stop=200)
-        inner = records._at_bytes
+        inner = records._plain_block
 
-        def at_bytes(_):
+        def plain_block(_):
+            items = inner()
             writer.truncate_to(writer.log_end_offset - 1)
-            return inner()
+            return items
 
-        monkeypatch.setattr(type(records), "_at_bytes", at_bytes)
+        monkeypatch.setattr(type(records), "_plain_block", plain_block)
         assert [b"%d" % at for at in range(200)] == list(records)
         monkeypatch.undo()
 
