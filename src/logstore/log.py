@@ -28,6 +28,7 @@ from logstore.errors import LogStoreError, StorageError
 from logstore.extending import Extender
 from logstore.files import REAL_FILES, Files
 from logstore.follow import Follower
+from logstore.follower_truncation import Leader, truncate_to_divergence
 from logstore.given_records import Headers, header_pairs, milliseconds_of
 from logstore.leader_epoch import LeaderEpochCache
 from logstore.live_view import LiveView
@@ -350,6 +351,28 @@ class Log(UnifiedLog):
         return self.append_as_leader(
             batches, leader_epoch, AppendOrigin(origin), verification_guard
         )
+
+    def truncate_to_divergence(self, leader: Leader) -> int:
+        """
+        Remove what a leader does not have, as a follower does before it fetches from a new one.
+
+        Where the logs part ways is found by leader epochs; records of one epoch are one leader's,
+        and the same everywhere.
+
+        Args:
+            leader: Another log, or whatever asks it for the ends of its epochs.
+
+        Returns:
+            The log end, from which on to fetch.
+
+        **Durability**: durable on return.
+
+        Raises:
+            StorageError: As of :meth:`truncate_to`.
+
+        Source: Kafka ``AbstractFetcherThread.getOffsetTruncationState``; spec 8.5.
+        """
+        return truncate_to_divergence(self, leader)
 
     # -- read --------------------------------------------------------------------------------------
 

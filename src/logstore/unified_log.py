@@ -28,7 +28,6 @@ from logstore.appending import AppendingPartition
 from logstore.cleaned_segment import CleanedSegment, split_overflowed_segment
 from logstore.errors import ClosedError, LogCleaningAbortedError, StorageError
 from logstore.file_records import FetchDataInfo
-from logstore.follower_truncation import Leader, truncate_to_divergence
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_rebuild import rebuild_producer_state
 from logstore.retention import breaches_age, breaches_log_start, breaches_size, deletable_segments
@@ -467,28 +466,6 @@ class UnifiedLog(AppendingPartition):
                     self.leader_epochs.truncate_from_end(target_offset)
                     self._finish_truncation()
             return True
-
-    def truncate_to_divergence(self, leader: Leader) -> int:
-        """
-        Remove what a leader does not have, as a follower does before it fetches from a new one.
-
-        Where the logs part ways is found by leader epochs; records of one epoch are one leader's,
-        and the same everywhere.
-
-        Args:
-            leader: Another log, or whatever asks it for the ends of its epochs.
-
-        Returns:
-            The log end, from which on to fetch.
-
-        **Durability**: durable on return.
-
-        Raises:
-            StorageError: As of :meth:`truncate_to`.
-
-        Source: Kafka ``AbstractFetcherThread.getOffsetTruncationState``; spec 8.5.
-        """
-        return truncate_to_divergence(self, leader)
 
     def truncate_fully_and_start_at(
         self, new_offset: int, log_start_offset: int | None = None
