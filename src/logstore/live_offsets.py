@@ -56,6 +56,7 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import socket
 import struct
 import sys
@@ -91,6 +92,8 @@ HEADER: Final = struct.Struct("=8sII40s72s")
 BOOT_ID_FILE: Final = "/proc/sys/kernel/random/boot_id"
 IS_OPEN_AT: Final = 208
 NOT_SET: Final = -1
+SHOWN_LOGS_MAX: Final = 16_384  # Each is a mapping, too.
+FILES_PER_SHOWN_LOG: Final = 4  # Of those that the process may have open.
 assert HEADER.size == LIVE_HEADER_BYTES
 
 
@@ -249,9 +252,13 @@ class LiveOffsets:
         """
         Begin to show a log's offsets; None, with a warning, if that is not possible here.
 
-        The caller is the log's only writer.
+        The caller is the log's only writer. A process shows a quarter as many logs as it may have
+        files open: each keeps one.
         """
         path = os.path.join(directory, LIVE_OFFSETS_FILE)
+        if len(_held_files) >= _shown_logs_max():
+            _tell_of_limit()
+            return None
         try:
             file = _open_to_write(path, files)
         except LogStoreError as error:
@@ -341,6 +348,24 @@ class LiveOffsets:
         _held_files.discard(self._file)
         self._file.close()
         self.page.poke()  # Whoever sleeps finds the lock free.
+
+
+def _shown_logs_max() -> int:
+    """Return how many logs of this process may keep a file open for readers elsewhere."""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files_max == resource.RLIM_INFINITY:
+        return SHOWN_LOGS_MAX
+    return min(SHOWN_LOGS_MAX, files_max // FILES_PER_SHOWN_LOG)
+
+
+@functools.cache
+def _tell_of_limit() -> None:
+    """Warn, once in a process."""
+    logger.warning(
+        "readers in other processes see only what is flushed of any more logs: %d are shown;"
+        " raise the limit of open files (ulimit -n)",
+        len(_held_files),
+    )
 
 
 def _open_to_write(path: str, files: Files) -> LiveFile:

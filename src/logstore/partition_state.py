@@ -94,12 +94,32 @@ class _ReadDirectory:
     def offset(self, checkpoint: str, topic_partition: TopicPartition) -> int | None:
         """Return what a checkpoint says of a partition, None if nothing."""
         path = os.path.join(self.path, checkpoint)
-        offsets = read_offsets(OffsetCheckpointFile(path, files=self.files))
-        return (
-            _own_offset(offsets, topic_partition)
-            if self._is_alone
-            else offsets.get(topic_partition)
-        )
+        if self._is_alone:
+            offsets = read_offsets(OffsetCheckpointFile(path, files=self.files))
+            return _own_offset(offsets, topic_partition)
+        return _read_lately(path, self.files).get(topic_partition)
+
+
+# Checkpoints of log directories as they were read, by path: each log of a store looks there. They
+# are replaced, not changed, so that another file is another state of it.
+_lately: dict[str, tuple[tuple[int, ...], dict[TopicPartition, int]]] = {}
+LATELY_MAX: Final = 32
+
+
+def _read_lately(path: str, files: Files) -> dict[TopicPartition, int]:
+    """Return what a checkpoint says, read again only if it was replaced."""
+    try:
+        status = files._stat(path)
+    except StorageError:
+        return {}
+    state = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    found = _lately.get(path)
+    if found is None or found[0] != state:
+        if len(_lately) >= LATELY_MAX:
+            _lately.clear()
+        # Replaced since, it is read once more: the state is that of before.
+        found = _lately[path] = (state, read_offsets(OffsetCheckpointFile(path, files=files)))
+    return found[1]
 
 
 def _own_offset(offsets: dict[TopicPartition, int], topic_partition: TopicPartition) -> int | None:

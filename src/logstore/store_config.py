@@ -199,7 +199,7 @@ class StoreConfig:
                 defaults[name] = value
         base = own.pop("topic_defaults", None) or LogConfig()
         try:
-            own["topic_defaults"] = base.replace(**_by_topic_names(defaults, problems))
+            own["topic_defaults"] = base._overlaid(_by_topic_names(defaults, problems))
         except ConfigError as error:
             problems += error.problems
         if problems:

@@ -224,14 +224,18 @@ class StoreTasks:
             log, directory = hosted.open_log, hosted.directory
             if log is None or directory is None:
                 continue
-            offsets = log.offsets
-            for name, offset in (
-                (RECOVERY_POINT_CHECKPOINT, offsets.recovery_point),
-                (LOG_START_CHECKPOINT, offsets.log_start_offset),
-                (HIGH_WATERMARK_CHECKPOINT, offsets.high_watermark),
-            ):
-                if name in names:
-                    directory.note(name, topic_partition, offset)
+            # Under the log's lock: a truncation makes a lower recovery point durable first.
+            with log._lock:
+                if log.is_closed:
+                    continue
+                offsets = log._offsets_to_keep()
+                for name, offset in (
+                    (RECOVERY_POINT_CHECKPOINT, offsets.recovery_point),
+                    (LOG_START_CHECKPOINT, offsets.log_start_offset),
+                    (HIGH_WATERMARK_CHECKPOINT, offsets.high_watermark),
+                ):
+                    if name in names:
+                        directory.note(name, topic_partition, offset)
         for path, each in list(store._live.items()):
             if each is None:
                 continue

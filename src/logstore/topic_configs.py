@@ -41,7 +41,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from logstore.config import LogConfig
+from logstore.config import _DIFFERENCE, LogConfig
 from logstore.errors import ConfigError, StorageError
 from logstore.files import REAL_FILES, Files
 
@@ -54,6 +54,11 @@ DELETING: Final = "deleting"
 
 # Who states one of these has said what may be deleted.
 RETENTION_PROPERTIES: Final = frozenset({"cleanup.policy", "retention.ms", "retention.bytes"})
+
+# What a property of before is now.
+REPLACED_DIFFERENCE: Final = frozenset(
+    {"message.timestamp.before.max.ms", "message.timestamp.after.max.ms"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class TopicConfigs:
         self.defaults = defaults
         self._files = files
         self._topics: dict[str, TopicEntry] = {}
+        self._effective: dict[str, tuple[LogConfig, bool]] = {}  # As they were asked for.
         self._generation = 0
         self._is_written = True
 
@@ -146,6 +152,7 @@ class TopicConfigs:
                 generation, best = found_generation, found
         self._generation = generation
         self._topics = best
+        self._effective = {}
         return failed
 
     def __contains__(self, topic: str) -> bool:
@@ -165,6 +172,7 @@ class TopicConfigs:
             self._topics.pop(topic, None)
         else:
             self._topics[topic] = entry
+        self._effective.pop(topic, None)
         self._is_written = False
 
     @property
@@ -204,18 +212,31 @@ class TopicConfigs:
 
     def is_held(self, topic: str) -> bool:
         """Whether retention and compaction of a topic wait for somebody to state its settings."""
-        entry = self._topics.get(topic)
-        return entry is None or entry.is_held
+        return self._in_force(topic)[1]
 
     def config_of(self, topic: str) -> LogConfig:
         """Return the settings in force for a topic: the store's, and over them its own."""
+        return self._in_force(topic)[0]
+
+    def _in_force(self, topic: str) -> tuple[LogConfig, bool]:
+        """Return the settings of a topic, and whether it is held."""
+        found = self._effective.get(topic)
+        if found is not None:
+            return found
         entry = self._topics.get(topic)
         config = self.defaults
+        is_held = entry is None or entry.is_held
         if entry is not None and entry.config:
-            config = config.replace(**entry.config)
-        if entry is None or entry.is_held:
+            try:
+                config = config.replace(**entry.config)
+            except ConfigError as error:
+                # Of another version, or together with new defaults: what was meant is not known.
+                logger.warning("the settings of %s do not count, it is held: %s", topic, error)
+                is_held = True
+        if is_held:
             config = config.replace(cleanup_policy="delete", retention_ms=-1, retention_bytes=-1)
-        return config
+        self._effective[topic] = config, is_held
+        return config, is_held
 
     def changed(self, topic: str, changes: Mapping[str, object]) -> TopicEntry:
         """
@@ -258,10 +279,11 @@ class TopicConfigs:
         problems = [
             f"{name} is not a known property; remove it"
             for name in unset
-            if property_name(name) not in known
+            if property_name(name) not in known and name not in kept
         ]
         for name in (*unset, *stated):
             kept.pop(property_name(name), None)
+            kept.pop(name, None)
         try:
             # All at once: what is wrong between old and new settings counts, too.
             config = self.defaults.replace(**{**kept, **stated})
@@ -270,10 +292,11 @@ class TopicConfigs:
         if problems:
             raise ConfigError(problems)
         properties = config.to_properties()
-        for name in stated:
-            plain = property_name(name)
-            if plain in properties:  # Else it is a name that has no effect any more.
-                kept[plain] = properties[plain]
+        names = {property_name(name) for name in stated}
+        if _DIFFERENCE in names:
+            names |= REPLACED_DIFFERENCE
+        for name in names & properties.keys():  # Others have no effect any more.
+            kept[name] = properties[name]
         return kept
 
 

@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import shutil
+import traceback
 
 import pytest
 
@@ -15,6 +16,7 @@ from logstore.clock import ManualClock
 from logstore.errors import (
     ClosedError,
     ConfigError,
+    ForkedError,
     InvalidPartitionsError,
     InvalidTopicError,
     LockedError,
@@ -397,6 +399,50 @@ class TestModes:
         assert [1, 2, 3, 4, 5] == [each.loaded for each in seen]
         assert {0, 1, 2, 3, 4} == {each.topic_partition.partition for each in seen}
         assert {5} == {each.total for each in seen}
+
+
+class TestFork:
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
+    def test_child_reads(self, tmp_path):
+        """What was open and what was not; it changes nothing, and the parent goes on."""
+        with logstore.open_store(tmp_path / "data") as store:
+            store.create_topic("orders", partitions=2)
+            for log in store["orders"].logs():
+                log.append(b"v")
+        store = logstore.open_store(tmp_path / "data", lazy=True)
+        store["orders", 0].append(b"w")
+        before = sorted(os.listdir(tmp_path / "data"))
+
+        def child():
+            assert [b"v", b"w"] == values(store["orders", 0])
+            assert [b"v"] == values(store["orders", 1])
+            for write in (
+                lambda: store["orders", 0].append(b"x"),
+                lambda: store["orders", 1].append(b"x"),
+                lambda: store.create_topic("other"),
+                lambda: store.delete_topic("orders"),
+                lambda: store.alter_topic("orders", {}),
+                store.flush,
+            ):
+                with pytest.raises((ForkedError, ReadOnlyError)):
+                    write()
+            store.close()
+            assert before == sorted(os.listdir(tmp_path / "data"))
+
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child()
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - the child ends here
+                traceback.print_exc()
+                os._exit(1)
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        store["orders", 1].append(b"x")
+        store.close()
+        with logstore.open_store(tmp_path / "data") as store:
+            assert [b"v", b"x"] == values(store["orders", 1])
+            assert not store.errors
 
 
 class TestTakingOver:

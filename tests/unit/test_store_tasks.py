@@ -91,6 +91,24 @@ class TestCheckpoints:
         log.truncate_to(1)
         assert 1 >= checkpoint(tmp_path / "data", name)["orders", 0]
 
+    def test_recovery_point_waits_for_the_indexes_of_sealed_segments(self, session, tmp_path):
+        """The one on the disk: what it is below is not recovered, indexes and all."""
+        s = session()
+        s.store.create_topic("orders")
+        log = s.store["orders", 0]
+        for _ in range(3):
+            log.append(b"v", sync=True)
+            log.roll()
+        log.append(b"v", sync=True)
+        s.store._tasks.checkpoint_recovery_points(s.store)
+        with log._lock:
+            kept = log._offsets_to_keep().recovery_point
+        assert kept < log.recovery_point == 4
+        name = "recovery-point-offset-checkpoint"
+        assert {("orders", 0): kept} == checkpoint(tmp_path / "data", name)
+        s.run_for(2 * MINUTE_MS)
+        assert {("orders", 0): 4} == checkpoint(tmp_path / "data", name)
+
     def test_entries_of_deleted_partitions_go(self, session, tmp_path):
         """With the topic."""
         s = session()
