@@ -249,8 +249,8 @@ class TestFailures:
 
         monkeypatch.setattr(type(log), "delete_old_segments", lambda self: fail())
         s.run_for(MINUTE_MS)
-        whats = ["delete old segments of orders-0", "delete old segments of other-0"]
-        assert whats == [report.what for report in s.reports]
+        told = ["delete old segments of orders-0", "delete old segments of other-0"]
+        assert told == [report.what for report in s.reports]
         assert s.reports == list(s.store.errors)
         assert "delete old segments of orders-0: no luck" in caplog.text
         s.run_for(6 * MINUTE_MS)
