@@ -105,17 +105,6 @@ class Files(NativeFiles):
         self.rename(temporary, path)
         self.fsync_directory(os.path.dirname(path) or ".")
 
-    # -- sockets -----------------------------------------------------------------------------------
-
-    def sendfile(self, socket: int, fd: int, position: int, size: int) -> int:
-        """
-        Send bytes of a file to a socket within the kernel; return how many, 0 at the file's end.
-
-        Raises:
-            OSError: What the socket says; BlockingIOError if it would have to wait.
-        """
-        return os.sendfile(socket, fd, position, size)
-
     # -- memory ------------------------------------------------------------------------------------
 
     def page_aligned_buffer(self, size: int) -> memoryview:

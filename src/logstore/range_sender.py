@@ -123,9 +123,7 @@ def _timeout_of(socket: Any) -> float | None:
 def _has_no_layer_above(socket: Any) -> bool:
     """Whether bytes written to the descriptor are what the peer gets: not with TLS."""
     ssl = sys.modules.get("ssl")  # Who has a TLS socket has imported it.
-    return hasattr(os, "sendfile") and not (
-        ssl is not None and isinstance(socket, ssl.SSLSocket | ssl.SSLObject)
-    )
+    return ssl is None or not isinstance(socket, ssl.SSLSocket | ssl.SSLObject)
 
 
 def _has_to_wait(error: OSError) -> bool:

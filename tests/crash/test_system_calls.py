@@ -53,7 +53,7 @@ DOOR_NAMES = {
     "mkdirat": "mkdir",
     "rmdir": "rmdir",
     "copy_file_range": "copy_file_range",
-    "sendfile": None,
+    "sendfile": "sendfile",
     "splice": None,
     "mmap": "map",
     "utimensat": "set_modified",
@@ -85,7 +85,7 @@ NOT_COMPARED = {"close", "unmap", "stored"}
 CALL = re.compile(r"^\d+ +(\w+)\((.*)$")
 
 COUNTING = """
-import json, os, sys
+import json, os, socket, sys
 import logstore
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.record import encode_batch, end_transaction_marker
@@ -107,6 +107,8 @@ files.pwrite(fd, b"x" * 5000, 0)
 files.pwritev(fd, [b"1", b"2"], 5000)
 files.pread(fd, 3, 0)
 files.copy_range(fd, 0, fd, 8192, 100)
+sender, receiver = socket.socketpair()
+files.sendfile(sender.fileno(), fd, 0, 100)
 files.ftruncate(fd, 4096)
 files.start_writeback(fd)
 files.fdatasync(fd)
@@ -162,6 +164,10 @@ with opened() as log:
     assert len(list(log.read())) == 121
     assert log[100].value
     assert len(log.segments) > 3
+    sender, receiver = socket.socketpair()
+    for offset in (0, 100):
+        part = log.fetch(offset, max_bytes=4000)
+        assert part.records.size_bytes == part.send_to(sender)
     log.roll()
 
 # A clean start; a transaction that is aborted, another epoch, truncation, retention.

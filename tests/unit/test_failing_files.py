@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ class TestFailingFiles:
         """The call that a rule names fails with its errno, and the next one works."""
         files = FailingFiles(inner)
         fd, calls = calls_of(files, tmp_path)
-        assert {*calls, "unmap"} == set(OPERATIONS)
+        assert {*calls, "unmap", "sendfile"} == set(OPERATIONS)
         for operation, call in calls.items():
             before = files.calls(operation)
             files.fail(operation, code)
@@ -64,6 +65,22 @@ class TestFailingFiles:
             assert isinstance(caught.value, DiskFullError) == (code == errno.ENOSPC)
             assert before + 1 == files.calls(operation)
             call()
+        files.close(fd)
+
+    def test_sendfile(self, tmp_path):
+        """Fails as a socket does; simulated files are not the kernel's to send."""
+        files = FailingFiles()
+        fd, _ = calls_of(files, tmp_path)
+        sender, receiver = socket.socketpair()
+        with sender, receiver:
+            files.fail("sendfile", errno.EPIPE)
+            with pytest.raises(BrokenPipeError):
+                files.sendfile(sender.fileno(), fd, 0, 100)
+            assert 100 == files.sendfile(sender.fileno(), fd, 0, 100)
+            assert 0 == files.sendfile(sender.fileno(), fd, 8192, 100)
+            assert bytes(100) == receiver.recv(1000)
+            with pytest.raises(OSError, match="not implemented"):
+                SimulatedFiles().sendfile(sender.fileno(), fd, 0, 100)
         files.close(fd)
 
     def test_nth_call_of_any_operation(self, tmp_path):

@@ -324,6 +324,23 @@ class NativeFiles:
             _fail(rc, f"copy {size} bytes to {target_position}", path_of(target))
         return rc  # type: ignore[no-any-return]
 
+    def sendfile(self, socket: int, fd: int, position: int, size: int) -> int:
+        """
+        Send bytes of a file to a socket within the kernel; return how many, 0 at the file's end.
+
+        Raises:
+            OSError: What the socket says; BlockingIOError if it would have to wait; ENOSYS if this
+                system cannot, or these files are not real.
+        """
+        while True:
+            rc: int = lib.ls_io_sendfile(self.io, socket, fd, position, size)
+            if rc >= 0:
+                return rc
+            if rc < -4095:
+                _fail(rc, f"send {size} bytes at {position}", path_of(fd))
+            if rc != -errno.EINTR:  # Else Python runs its signal handlers first.
+                raise OSError(-rc, os.strerror(-rc))
+
     def map(self, fd: int, size: int, *, writable: bool = False) -> Mapping:
         """Map the first ``size`` bytes, shared; stores into it are reported by ``stored``."""
         address = ffi.new("uintptr_t *")

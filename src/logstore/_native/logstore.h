@@ -69,6 +69,7 @@ enum ls_io_op {
     LS_IO_UNMAP,
     LS_IO_STORED,
     LS_IO_SET_MODIFIED,
+    LS_IO_SENDFILE,
     LS_IO_OP_COUNT
 };
 
@@ -127,6 +128,11 @@ int64_t ls_io_mkdir(ls_io *io, const char *path, int32_t mode);
 int64_t ls_io_rmdir(ls_io *io, const char *path);
 int64_t ls_io_copy_file_range(ls_io *io, int32_t source, int64_t source_position, int32_t target,
                               int64_t target_position, int64_t size);
+/*
+ * Bytes of a file to a socket within the kernel. One attempt: -EINTR is the caller's to take, as
+ * waiting for a peer has no end; -ENOSYS where nothing but copying is possible.
+ */
+int64_t ls_io_sendfile(ls_io *io, int32_t socket, int32_t fd, int64_t position, int64_t size);
 int64_t ls_io_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address);
 int64_t ls_io_unmap(ls_io *io, uintptr_t address, int64_t size);
 /* Bytes [position, position + size) of a mapping made with LS_IO_MAP_STORE were stored to; call before publishing. */

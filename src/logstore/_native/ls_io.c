@@ -32,6 +32,7 @@ static const char *const OP_NAMES[LS_IO_OP_COUNT] = {
     [LS_IO_UNMAP] = "unmap",
     [LS_IO_STORED] = "stored",
     [LS_IO_SET_MODIFIED] = "set_modified",
+    [LS_IO_SENDFILE] = "sendfile",
 };
 
 void ls_io_init(ls_io *io, const struct ls_io_table *table) {
@@ -232,6 +233,12 @@ int64_t ls_io_copy_file_range(ls_io *io, int32_t source, int64_t source_position
                   io->table->copy_file_range(io, source, source_position, target, target_position,
                                              at_most(size, LS_IO_TRANSFER_MAX)));
     return copied;
+}
+
+int64_t ls_io_sendfile(ls_io *io, int32_t socket, int32_t fd, int64_t position, int64_t size) {
+    if (!is_range(position, size)) return -EINVAL;
+    count(io, LS_IO_SENDFILE);
+    return io->table->sendfile(io, socket, fd, position, at_most(size, LS_IO_TRANSFER_MAX));
 }
 
 int64_t ls_io_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address) {

@@ -45,6 +45,7 @@ struct ls_io_table {
     int64_t (*rmdir)(ls_io *io, const char *path);
     int64_t (*copy_file_range)(ls_io *io, int32_t source, int64_t source_position, int32_t target,
                                int64_t target_position, int64_t size);
+    int64_t (*sendfile)(ls_io *io, int32_t socket, int32_t fd, int64_t position, int64_t size);
     int64_t (*map)(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address);
     int64_t (*unmap)(ls_io *io, uintptr_t address, int64_t size);
     int64_t (*stored)(ls_io *io, uintptr_t address, int64_t position, int64_t size);

@@ -202,6 +202,16 @@ static int64_t fail_copy_file_range(ls_io *io, int32_t source, int64_t source_po
     return result;
 }
 
+static int64_t fail_sendfile(ls_io *io, int32_t socket, int32_t fd, int64_t position,
+                             int64_t size) {
+    struct fail *fail = fail_of(io);
+    bool is_short = false;
+    int64_t result = judge(fail, LS_IO_SENDFILE, &is_short);
+    if (result < 0) return result;
+    return fail->inner->table->sendfile(fail->inner, socket, fd, position,
+                                        is_short ? half(size) : size);
+}
+
 /* ---- the others ------------------------------------------------------------------------------- */
 
 static int64_t fail_open(ls_io *io, const char *path, int32_t flags, int32_t mode) {
@@ -312,6 +322,7 @@ static const struct ls_io_table FAIL_TABLE = {
     .mkdir = fail_mkdir,
     .rmdir = fail_rmdir,
     .copy_file_range = fail_copy_file_range,
+    .sendfile = fail_sendfile,
     .map = fail_map,
     .unmap = fail_unmap,
     .stored = fail_stored,

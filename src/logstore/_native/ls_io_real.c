@@ -13,7 +13,10 @@
 #include "ls_io.h"
 
 #if LS_LINUX
+#include <sys/sendfile.h>
 #include <sys/syscall.h>
+#elif defined(__APPLE__)
+#include <sys/socket.h>
 #endif
 
 /* The result of a system call in our convention. */
@@ -148,6 +151,22 @@ static int64_t real_copy_file_range(ls_io *io, int32_t source, int64_t source_po
 #endif
 }
 
+static int64_t real_sendfile(ls_io *io, int32_t socket, int32_t fd, int64_t position,
+                             int64_t size) {
+    (void)io;
+#if LS_LINUX
+    off_t from = position;
+    return answer(sendfile(socket, fd, &from, (size_t)size));
+#elif defined(__APPLE__) && !defined(LS_PORTABLE)
+    off_t sent = size; /* 0 would be all; a socket that takes only a part is no error here */
+    if (size == 0) return 0;
+    return sendfile(fd, socket, position, &sent, NULL, 0) == 0 || sent > 0 ? sent : -(int64_t)errno;
+#else
+    (void)socket, (void)fd, (void)position, (void)size;
+    return -ENOSYS;
+#endif
+}
+
 static int64_t real_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address) {
     (void)io;
     int protection = PROT_READ | ((flags & LS_IO_MAP_STORE) ? PROT_WRITE : 0);
@@ -205,6 +224,7 @@ const struct ls_io_table ls_io_real_table = {
     .mkdir = real_mkdir,
     .rmdir = real_rmdir,
     .copy_file_range = real_copy_file_range,
+    .sendfile = real_sendfile,
     .map = real_map,
     .unmap = real_unmap,
     .stored = real_stored,

@@ -279,6 +279,7 @@ static const struct ls_io_table SIM_TABLE = {
     .mkdir = sim_mkdir,
     .rmdir = sim_rmdir,
     .copy_file_range = ls_sim_copy_file_range,
+    .sendfile = ls_sim_sendfile,
     .map = ls_sim_map,
     .unmap = ls_sim_unmap,
     .stored = ls_sim_stored,

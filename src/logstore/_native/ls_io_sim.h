@@ -112,6 +112,7 @@ int64_t ls_sim_pread(ls_io *io, int32_t fd, void *bytes, int64_t size, int64_t p
 int64_t ls_sim_ftruncate(ls_io *io, int32_t fd, int64_t size);
 int64_t ls_sim_fallocate(ls_io *io, int32_t fd, int64_t position, int64_t size);
 int64_t ls_sim_fdatasync(ls_io *io, int32_t fd);
+int64_t ls_sim_sendfile(ls_io *io, int32_t socket, int32_t fd, int64_t position, int64_t size);
 int64_t ls_sim_copy_file_range(ls_io *io, int32_t source, int64_t source_position, int32_t target,
                                int64_t target_position, int64_t size);
 int64_t ls_sim_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address);

@@ -132,6 +132,12 @@ int64_t ls_sim_copy_file_range(ls_io *io, int32_t source, int64_t source_positio
     return atomic_load(&ls_sim_of(io)->crashed) ? LS_E_CRASHED : -ENOSYS;
 }
 
+/* The caller falls back to pread, which is simulated. */
+int64_t ls_sim_sendfile(ls_io *io, int32_t socket, int32_t fd, int64_t position, int64_t size) {
+    (void)socket, (void)fd, (void)position, (void)size;
+    return atomic_load(&ls_sim_of(io)->crashed) ? LS_E_CRASHED : -ENOSYS;
+}
+
 /* ---- mappings ------------------------------------------------------------------------------- */
 
 int64_t ls_sim_map(ls_io *io, int32_t fd, int64_t size, int32_t flags, uintptr_t *address) {
