@@ -27,5 +27,6 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "follow asyncio": following.asynchronous,
     "durable": appending.durable,
     "clean open": opening.clean_open,
+    "open partitions": opening.open_partitions,
     "memory": memory.ceilings,
 }

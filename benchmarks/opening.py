@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import logstore
@@ -9,6 +11,10 @@ from benchmarks.harness import Contest, Stopwatch, Target, Variant
 from benchmarks.material import Values, written_log
 from benchmarks.sizes import Size
 from benchmarks.yardsticks import sum_mapped
+from logstore.clock import ManualClock
+from logstore.config import LogConfig
+from logstore.log import Log
+from logstore.scheduler import ManualScheduler
 
 # What a log that stands alone keeps beside its segments: without it, its end was unclean.
 STATE = (".kafka_cleanshutdown", "recovery-point-offset-checkpoint")
@@ -91,4 +97,94 @@ def clean_open(directory: Path, size: Size) -> Contest:
                 unit="ms",
             ),
         ),
+    )
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """
+    Partitions of the same contents that were closed cleanly.
+
+    Attributes:
+        paths: Their directories.
+        segment_count: Segments of each, with a record in each.
+        indexes: Contents of the active segment's indexes, by name.
+    """
+
+    paths: list[Path]
+    segment_count: int
+    indexes: dict[str, bytes]
+
+    @classmethod
+    def written(cls, directory: Path, partition_count: int, segment_count: int) -> Partitions:
+        """Write one, and copy it."""
+        paths = [directory / f"of-{segment_count}-{number}" for number in range(partition_count)]
+        with logstore.open(paths[0], "x") as log:
+            for number in range(segment_count):
+                if number > 0:
+                    log.roll()
+                log.append(b"value")
+            active = log.active_segment
+            names = [Path(index.path).name for index in (active.offset_index, active.time_index)]
+        for path in paths[1:]:
+            shutil.copytree(paths[0], path)
+        indexes = {name: (paths[0] / name).read_bytes() for name in names}
+        return cls(paths, segment_count, indexes)
+
+    def open(self, watch: Stopwatch, config: LogConfig) -> float:
+        """Open each as a store does, and return the microseconds that one took."""
+        clock = ManualClock()
+        scheduler = ManualScheduler(clock)
+        with watch.running():
+            logs = [
+                Log.create(
+                    path,
+                    config,
+                    recovery_point=self.segment_count,
+                    clock=clock,
+                    scheduler=scheduler,
+                )
+                for path in self.paths
+            ]
+        for path, log in zip(self.paths, logs, strict=True):
+            assert self.segment_count == log.log_end_offset
+            log.abandon()
+            for name, data in self.indexes.items():  # As after a clean end, which is slower.
+                (path / name).write_bytes(data)
+        return watch.seconds * 1e6 / len(self.paths)
+
+
+def open_partitions(directory: Path, size: Size) -> Contest:
+    """Many partitions that were closed cleanly, opened one by one in one thread."""
+    config = LogConfig.of(None)
+    short, more = 2, 20
+    many = Partitions.written(directory, size.segment_count, short)
+    few = replace(many, paths=many.paths[: max(2, size.segment_count // 10)])
+    long = Partitions.written(directory, len(few.paths), short + more)
+
+    def of_a_segment(watch: Stopwatch) -> float:
+        short_us = few.open(Stopwatch("cpu"), config)
+        return (long.open(watch, config) - short_us) / more
+
+    return Contest(
+        "open partitions",
+        (
+            Variant("few", lambda watch: few.open(watch, config)),
+            Variant("many", lambda watch: many.open(watch, config)),
+            Variant("segment", of_a_segment),
+        ),
+        (
+            Target("open, a partition of 2 segments", "many", None, at_most=True, unit="us"),
+            Target(
+                f"open, one of {len(many.paths):,} partitions against one of {len(few.paths):,}",
+                "many",
+                "few",
+                1.2,
+                1.05,
+                at_most=True,
+                unit="few",
+            ),
+            Target("open, each further segment", "segment", None, at_most=True, unit="us"),
+        ),
+        rounds=7,
     )

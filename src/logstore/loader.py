@@ -354,9 +354,8 @@ class LogLoader(PartitionDirectory):
                 self._set_all_aside(next_offset)
         survived = bool(self._segments)
         if not survived:
-            base_offset = self._log_start_checkpoint
-            self._segments[base_offset] = self._make_segment(base_offset, is_new=True)
-        next_offset = self._active.read_next_offset()
+            next_offset = self._log_start_checkpoint
+            self._segments[next_offset] = self._make_segment(next_offset, is_new=True)
         if self._had_clean_shutdown and survived:
             recovery_point = next_offset
         else:
