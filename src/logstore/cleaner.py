@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from logstore._native import (
@@ -34,21 +33,23 @@ from logstore._native import (
     CLEAN_SPECIAL,
     CLEAN_TORN,
 )
-from logstore.batch_filter import BatchFilter, Retained, control_type_of
+from logstore.batch_filter import BatchFilter
 from logstore.cleaned_segment import CleanedSegment
 from logstore.cleaned_transactions import CleanedTransactionMetadata
+from logstore.cleaner_stats import CleanerStats
 from logstore.errors import (
     CorruptRecordError,
+    InvalidRecordError,
     LogCleaningAbortedError,
     SegmentOffsetOverflowError,
 )
 from logstore.legacy import LegacyEntry
+from logstore.offset_map_builder import STOPPED, OffsetMapBuilder, damaged_batch, size_of_entry
 from logstore.record import RecordBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logstore._native import Cleaned
     from logstore.log_to_clean import LogToClean
     from logstore.offset_map import OffsetMap
     from logstore.segment import LogSegment
@@ -56,79 +57,7 @@ if TYPE_CHECKING:
     from logstore.unified_log import UnifiedLog
 
 INT_MAX: Final = 2**31 - 1
-HEADER_UP_TO_LENGTH: Final = 12
 GROWTH_PER_RECORD: Final = 14  # What ls_clean_batches wants room for, with 7 bytes a record.
-STOPPED: Final = -1
-
-
-@dataclass
-class CleanerStats:
-    """
-    What a round has done.
-
-    Attributes:
-        map_bytes_read: Bytes read to build the offset map.
-        map_messages_read: Records looked at for it.
-        bytes_read: Bytes of the segments that were cleaned.
-        bytes_written: Bytes of those that replace them.
-        messages_read: Records of the former.
-        messages_written: Records of the latter.
-        invalid_messages_read: Records without a key: they go.
-        offset_map_size: Keys in the map.
-        buffer_utilization: The share of the map's slots that was taken.
-        elapsed_seconds: From the beginning to the end.
-        elapsed_index_seconds: Of that, for the offset map.
-        first_dirty_offset: Where the dirty part began.
-        next_first_dirty_offset: Where it begins now.
-
-    Source: Kafka ``CleanerStats``.
-    """
-
-    map_bytes_read: int = 0
-    map_messages_read: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    messages_read: int = 0
-    messages_written: int = 0
-    invalid_messages_read: int = 0
-    offset_map_size: int = 0
-    buffer_utilization: float = 0.0
-    elapsed_seconds: float = 0.0
-    elapsed_index_seconds: float = 0.0
-    first_dirty_offset: int = 0
-    next_first_dirty_offset: int = 0
-
-    def count(self, cleaned: Cleaned) -> None:
-        """Count what C has filtered."""
-        self.bytes_read += cleaned.bytes_read
-        self.bytes_written += cleaned.bytes_written
-        self.messages_read += cleaned.records_read
-        self.messages_written += cleaned.records_retained
-
-    def count_batch(self, size_bytes: int, retained: Retained) -> None:
-        """Count a batch, and what was retained of it."""
-        self.bytes_read += size_bytes
-        self.bytes_written += len(retained.data)
-        self.messages_read += retained.records_read
-        self.messages_written += retained.records_retained
-
-    def add(self, other: CleanerStats) -> None:
-        """Count another round of the same log, which came after this one."""
-        for name in (
-            "map_bytes_read",
-            "map_messages_read",
-            "bytes_read",
-            "bytes_written",
-            "messages_read",
-            "messages_written",
-            "invalid_messages_read",
-            "elapsed_seconds",
-            "elapsed_index_seconds",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.offset_map_size = max(self.offset_map_size, other.offset_map_size)
-        self.buffer_utilization = max(self.buffer_utilization, other.buffer_utilization)
-        self.next_first_dirty_offset = other.next_first_dirty_offset
 
 
 class Cleaner:
@@ -144,6 +73,8 @@ class Cleaner:
         throttler: Bounds what is read and written per second.
         check_done: Called with the log between two steps; raises to end the round.
         on_progress: Called with the bytes read, of how many, of the segments to be cleaned.
+        refuse_null_keys: Raise if a record of the dirty part has no key, before anything is
+            changed; else those records go, as in Kafka.
 
     Source: Kafka ``Cleaner``.
     """
@@ -156,6 +87,7 @@ class Cleaner:
         throttler: Throttler,
         check_done: Callable[[UnifiedLog], None],
         on_progress: Callable[[int, int], None] | None = None,
+        refuse_null_keys: bool = False,
     ) -> None:
         assert io_buffer_bytes > 0
         self.offset_map = offset_map
@@ -163,6 +95,7 @@ class Cleaner:
         self._throttler = throttler
         self._check_done = check_done
         self._on_progress = on_progress
+        self._refuse_null_keys = refuse_null_keys
         self._read_buffer = memoryview(b"")
         self._write_buffer = memoryview(b"")
 
@@ -175,13 +108,19 @@ class Cleaner:
         **Durability**: what was replaced is durable on return.
 
         Raises:
-            LogCleaningAbortedError: The log was truncated, or ``check_done`` has said so. Groups
-                that were done before stay as they are: they hold no less than they should.
+            LogCleaningAbortedError: The log was truncated, somebody else cleans it, or
+                ``check_done`` has said so. Groups that were done before stay as they are: they hold
+                no less than they should.
+            InvalidRecordError: Records without a key were refused.
             CorruptRecordError: A batch is damaged; its group is as it was.
             StorageError: A file cannot be read or written; likewise.
 
         Source: Kafka ``Cleaner.doClean``.
         """
+        with cleanable.log.cleaning():
+            return self._clean(cleanable, now_ms)
+
+    def _clean(self, cleanable: LogToClean, now_ms: int) -> CleanerStats:
         log = cleanable.log
         clock = log.clock
         started = clock.monotonic()
@@ -193,6 +132,11 @@ class Cleaner:
         try:
             upper_bound = cleanable.first_uncleanable_offset
             self.build_offset_map(log, cleanable.first_dirty_offset, upper_bound, stats)
+            if self._refuse_null_keys and stats.map_null_keys > 0:
+                raise InvalidRecordError(
+                    f"{log.directory} has {stats.map_null_keys} records without a key, which"
+                    " cleaning would remove; read them first, or allow it"
+                )
             end_offset = self.offset_map.latest_offset + 1
             stats.elapsed_index_seconds = clock.monotonic() - started
             segments = log.segments_between(0, end_offset)
@@ -236,7 +180,9 @@ class Cleaner:
         transactions.add_aborted_transactions(log.collect_aborted_transactions(start, end))
         ends = [segment.base_offset for segment in dirty[1:]] + [end]
         for segment, segment_end in zip(dirty, ends, strict=True):
-            mapping = _Mapping(offset_map, start, transactions, log.decompressed_bytes_max, stats)
+            mapping = OffsetMapBuilder(
+                offset_map, start, transactions, log.decompressed_bytes_max, stats
+            )
             position = _first_position(segment, start)
             is_full = not self._read_through(log, segment, position, mapping.take)
             stats.map_bytes_read += mapping.bytes_taken
@@ -281,7 +227,7 @@ class Cleaner:
             position += taken
             wanted = self._io_buffer_bytes
             if taken == 0:  # Not one batch is whole: read all of the first one.
-                wanted = _size_of_entry(data)
+                wanted = size_of_entry(data)
                 if not len(data) < wanted <= end - position:
                     raise _damage(segment, CorruptRecordError(_CUT), position)
         return True
@@ -389,9 +335,9 @@ class Cleaner:
                 output.make_room(_room_for(data[at:]))
                 continue
             if stop == CLEAN_INVALID:
-                raise _invalid(data, at)
+                raise damaged_batch(data, at)
             if stop in (CLEAN_SPECIAL, CLEAN_LEGACY):
-                size = _size_of_entry(data[at:])
+                size = size_of_entry(data[at:])
                 if size <= len(data) - at:
                     entry = data[at : at + size]
                     retained = (
@@ -437,95 +383,6 @@ class _Cleaning:
     def end_of(self, segment: LogSegment) -> int:
         """Return where the segment behind one began when the round did."""
         return self._following[segment.base_offset]
-
-
-class _Mapping:
-    """Puts the records of batches into an offset map, piece by piece."""
-
-    def __init__(
-        self,
-        offset_map: OffsetMap,
-        start_offset: int,
-        transactions: CleanedTransactionMetadata,
-        bytes_max: int,
-        stats: CleanerStats,
-    ) -> None:
-        self._map = offset_map
-        self._start_offset = start_offset
-        self._transactions = transactions
-        self._bytes_max = bytes_max
-        self._stats = stats
-        self.bytes_taken = 0
-
-    def take(self, data: memoryview) -> int:
-        """
-        Take the whole batches at the start of some bytes; STOPPED: the map is full.
-
-        Source: Kafka ``Cleaner.buildOffsetMapForSegment``.
-        """
-        at = 0
-        while at < len(data):
-            mapped = self._map.map_batches(data[at:], self._start_offset)
-            self._stats.map_messages_read += mapped.records_read
-            at += mapped.bytes_read
-            stop = mapped.stop
-            if stop == CLEAN_FULL:
-                return STOPPED
-            if stop == CLEAN_INVALID:
-                raise _invalid(data, at)
-            if stop in (CLEAN_SPECIAL, CLEAN_LEGACY):
-                size = _size_of_entry(data[at:])
-                if size > len(data) - at:
-                    break
-                entry = data[at : at + size]
-                is_taken = (
-                    self._take_legacy(LegacyEntry(entry))
-                    if stop == CLEAN_LEGACY
-                    else self._take_batch(RecordBatch(entry))
-                )
-                if not is_taken:
-                    return STOPPED
-                at += size
-            elif stop == CLEAN_TORN:
-                break
-        self.bytes_taken += at
-        return at
-
-    def _take_batch(self, batch: RecordBatch) -> bool:
-        batch.ensure_valid()
-        stats = self._stats
-        if batch.is_control:
-            self._transactions.on_control_batch_read(batch, control_type_of(batch))
-            stats.map_messages_read += 1
-        elif self._transactions.on_batch_read(batch):
-            stats.map_messages_read += batch.record_count
-        elif batch.record_count > 0:
-            mapped = self._map.map_section(
-                batch.section(self._bytes_max),
-                batch.record_count,
-                batch.base_offset,
-                self._start_offset,
-            )
-            stats.map_messages_read += mapped.records_read
-            if mapped.stop == CLEAN_FULL:
-                return False
-            if mapped.stop == CLEAN_INVALID:
-                raise CorruptRecordError(_BROKEN, offset=batch.base_offset)
-        if batch.last_offset >= self._start_offset:
-            self._map.update_latest_offset(batch.last_offset)
-        return True
-
-    def _take_legacy(self, entry: LegacyEntry) -> bool:
-        entry.ensure_valid()
-        for record in entry.records(self._bytes_max):
-            if record.key is not None and record.offset >= self._start_offset:
-                if self._map.size >= self._map.entries_max:
-                    return False
-                self._map.put(record.key, record.offset)
-            self._stats.map_messages_read += 1
-        if entry.last_offset >= self._start_offset:
-            self._map.update_latest_offset(entry.last_offset)
-        return True
 
 
 class _Output:
@@ -622,7 +479,6 @@ def group_segments_by_size(
 
 
 _CUT: Final = "a segment ends inside a batch; run `logstore verify`"
-_BROKEN: Final = "the records of a batch break the format; run `logstore verify`"
 
 
 def _first_position(segment: LogSegment, offset: int) -> int:
@@ -632,26 +488,10 @@ def _first_position(segment: LogSegment, offset: int) -> int:
     return segment.size_bytes
 
 
-def _size_of_entry(data: memoryview) -> int:
-    """Return the size of the entry at the start of some bytes, as its header says."""
-    if len(data) < HEADER_UP_TO_LENGTH:
-        return HEADER_UP_TO_LENGTH
-    return HEADER_UP_TO_LENGTH + int.from_bytes(data[8:12], "big", signed=True)
-
-
 def _room_for(data: memoryview) -> int:
     """Return the room that the first of these batches needs to be filtered."""
-    size = _size_of_entry(data)
+    size = size_of_entry(data)
     return size + GROWTH_PER_RECORD * (size // 7)
-
-
-def _invalid(data: memoryview, at: int) -> CorruptRecordError:
-    base_offset = int.from_bytes(data[at : at + 8], "big", signed=True)
-    return CorruptRecordError(
-        f"the batch at offset {base_offset} is damaged; run `logstore verify`",
-        offset=base_offset,
-        position=at,
-    )
 
 
 def _damage(segment: LogSegment, error: CorruptRecordError, position: int) -> CorruptRecordError:

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import index
 from types import TracebackType
@@ -22,7 +22,10 @@ from logstore.append_origin import AppendOrigin
 from logstore.arrow import Scan
 from logstore.checking import broken_invariants
 from logstore.checkpoint import LeaderEpochCheckpointFile, PartitionMetadataFile
+from logstore.cleaner_config import CleanerSettings
+from logstore.cleaner_stats import CleanerStats
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.compaction import compact
 from logstore.config import LogConfig
 from logstore.errors import LogStoreError, StorageError
 from logstore.extending import Extender
@@ -567,6 +570,41 @@ class Log(UnifiedLog):
         return self.fetch_offset_by_timestamp(MAX_TIMESTAMP)
 
     # -- check, close ------------------------------------------------------------------------------
+
+    def compact(
+        self,
+        *,
+        config: CleanerSettings | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+        refuse_null_keys: bool = True,
+    ) -> CleanerStats:
+        """
+        Remove every record whose key has a later one, as Kafka's cleaner does.
+
+        The active segment, records above the last stable offset and those younger than
+        ``min.compaction.lag.ms`` are not touched: ``roll()`` first to have all of them cleaned.
+        Offsets do not change. Others may append and read meanwhile.
+
+        **Durability**: what was cleaned is durable on return. A crash leaves each segment as it was
+        or cleaned.
+
+        Args:
+            config: Memory, buffers and a limit on bytes per second; None: Kafka's defaults.
+            on_progress: Called with the bytes read so far, and how many there are in this round.
+            refuse_null_keys: Raise if there are records without a key; False removes them.
+
+        Raises:
+            ConfigError: ``cleanup.policy`` does not have compact.
+            InvalidRecordError: There are records without a key; nothing was changed.
+            LogCleaningAbortedError: The log was truncated meanwhile, or somebody else cleans it.
+            CorruptRecordError: A batch is damaged; its segment is as it was.
+            StorageError: A file cannot be read or written; likewise.
+
+        Source: Kafka ``Cleaner.doClean``; docs/compaction.md.
+        """
+        return compact(
+            self, config=config, on_progress=on_progress, refuse_null_keys=refuse_null_keys
+        )
 
     def check(self) -> Iterator[str]:
         """

@@ -183,6 +183,10 @@ class Partition(NativeLog):
         self._live: LiveOffsets | None = None  # What other processes see of this log.
         self._view: View | None = None  # What this one sees of another process's.
         self._truncations: Final = Truncations()
+        self._cleaning = threading.Lock()  # Of who cleans the log: one at a time.
+        self._cleaner_offset: int | None = (
+            None if checkpoints is None else checkpoints.cleaner_offset
+        )
         self._listeners: dict[object, Listener] = {}
         self._told: LogOffsets | None = None
         self._tasks: list[Task] = []

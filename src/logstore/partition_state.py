@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from logstore.checkpoint import (
     CLEAN_SHUTDOWN,
+    CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
@@ -360,6 +361,15 @@ class PartitionState:
     def write_high_watermark(self, offset: int) -> None:
         """Record the high watermark; durable on return."""
         self._write(HIGH_WATERMARK_CHECKPOINT, offset)
+
+    @property
+    def cleaner_offset(self) -> int | None:
+        """The first dirty offset at the end of the last cleaning, None if there was none."""
+        return self._directory.offset(CLEANER_CHECKPOINT, self.topic_partition)
+
+    def write_cleaner_offset(self, offset: int) -> None:
+        """Record where the next cleaning begins; durable on return."""
+        self._write(CLEANER_CHECKPOINT, offset)
 
     def _write(self, checkpoint: str, offset: int) -> None:
         assert offset >= 0

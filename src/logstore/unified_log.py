@@ -7,6 +7,7 @@ One partition as a broker sees it: append, roll, flush, read, truncate, delete.
 ``partition_flush.py``       what a flush does, and when the recovery point rises
 ``partition_watermarks.py``  how high watermark, last stable offset and log start move
 ``appending.py``             one append, step by step (spec 5.3); roll
+``cleanable_log.py``         what the cleaner does to a log: segments replaced by others
 this module                  the other operations of Kafka's ``UnifiedLog``
 ``log.py``                   what a Python program uses: records in, records out
 ===========================  =====================================================================
@@ -24,14 +25,13 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from logstore.appending import AppendingPartition
-from logstore.cleaned_segment import CleanedSegment, split_overflowed_segment
-from logstore.errors import ClosedError, LogCleaningAbortedError, StorageError
+from logstore.cleanable_log import CleanableLog
+from logstore.errors import ClosedError, StorageError
 from logstore.file_records import FetchDataInfo
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_rebuild import rebuild_producer_state
 from logstore.retention import breaches_age, breaches_log_start, breaches_size, deletable_segments
-from logstore.segment import CLEANED_SUFFIX, LogSegment, TimestampAndOffset
+from logstore.segment import LogSegment, TimestampAndOffset
 
 if TYPE_CHECKING:
     from logstore.files import Files
@@ -46,7 +46,7 @@ LATEST_TIERED_TIMESTAMP: Final = -5
 NO_TIMESTAMP: Final = -1
 
 
-class UnifiedLog(AppendingPartition):
+class UnifiedLog(CleanableLog):
     """
     One partition log: what Kafka's ``UnifiedLog`` does, without tiered storage.
 
@@ -289,142 +289,6 @@ class UnifiedLog(AppendingPartition):
         self._delete_producer_snapshots(deletable)
         return len(deletable)
 
-    def _delete_producer_snapshots(
-        self, segments: list[LogSegment], *, asynchronous: bool = True
-    ) -> None:
-        """
-        Delete the snapshots that belong to deleted segments: those of the same base offset.
-
-        Source: Kafka ``UnifiedLog.deleteProducerSnapshots``.
-        """
-        renamed = [
-            path
-            for segment in segments
-            if (
-                path := self.producer_state.remove_and_mark_snapshot_for_deletion(
-                    segment.base_offset
-                )
-            )
-            is not None
-        ]
-        if not renamed:
-            return
-
-        def delete() -> None:
-            for path in renamed:
-                self._files.unlink(path, missing_ok=True)
-
-        if asynchronous:
-            self._scheduler.schedule(
-                "delete-producer-snapshot", delete, self.config.file_delete_delay_ms
-            )
-        else:
-            delete()
-
-    # -- clean -------------------------------------------------------------------------------------
-
-    def last_records_of_active_producers(self) -> dict[int, tuple[int, int]]:
-        """
-        Return, by producer id, the last offset of its data (-1: none) and its epoch.
-
-        Source: Kafka ``lastRecordsOfActiveProducers``.
-        """
-        with self._lock:
-            return {
-                producer_id: (entry.last_data_offset, entry.producer_epoch)
-                for producer_id, entry in self.producer_state.active_producers.items()
-            }
-
-    def new_cleaned_segment(self, base_offset: int) -> CleanedSegment:
-        """
-        Return an empty segment to be written, which may replace others later.
-
-        Source: Kafka ``UnifiedLog.createNewCleanedSegment``.
-        """
-        self.check_writable()
-        return CleanedSegment(
-            self._directory, base_offset, self.config, files=self._files, clock=self._clock
-        )
-
-    def replace_segments(
-        self,
-        new_segments: list[LogSegment],
-        old_segments: list[LogSegment],
-        *,
-        end_offset: int,
-        truncations: int,
-    ) -> None:
-        """
-        Put cleaned segments in the place of others.
-
-        Readers in this process and in others go over to the new files; what they hold stays valid.
-
-        **Durability**: durable on return; a crash before it leaves the old segments or the new.
-
-        Args:
-            new_segments: Sealed and durable, ``.cleaned``; ascending.
-            old_segments: What they were made of; ascending.
-            end_offset: Where the segment behind them began when they were read.
-            truncations: :attr:`truncations` from before the old segments were read.
-
-        Raises:
-            LogCleaningAbortedError: The log was truncated meanwhile, or retention has deleted one
-                of the segments; nothing was replaced.
-            StorageError: Nothing was replaced; or the log takes no changes until it is opened
-                again, and serves the new segments.
-
-        Source: Kafka ``UnifiedLog.replaceSegments``; spec 6.3.
-        """
-        with self.changing():
-            segments = self._local_log.segments
-            lowest = self._truncations.lowest_since(truncations)
-            if (
-                any(segments.get(each.base_offset) is not each for each in old_segments)
-                or old_segments[-1] is segments.active
-                or (lowest is not None and lowest < end_offset)
-            ):
-                raise LogCleaningAbortedError(
-                    "the log was truncated, or segments were deleted, while they were cleaned;"
-                    " clean it again",
-                    path=self._directory,
-                )
-            self.forget_places()
-            with self._truncations.replacing():
-                gone = self._local_log.replace_segments(new_segments, old_segments)
-            with self._poison.if_it_fails():
-                self._delete_producer_snapshots(gone)
-
-    def split_overflowed_segment(self, segment: LogSegment) -> list[int]:
-        """
-        Replace a sealed segment with offsets that do not fit it by several.
-
-        Returns:
-            The base offsets of the parts.
-
-        Raises:
-            StorageError: As :meth:`replace_segments`.
-
-        Source: Kafka ``UnifiedLog.splitOverflowedSegment``; spec 6.4.
-        """
-        with self.changing():
-            following = self._local_log.segments.higher(segment.base_offset)
-            assert following is not None  # The active segment is not split: it rolls.
-            truncations = self.truncations
-            parts = split_overflowed_segment(
-                segment, self.config, files=self._files, clock=self._clock
-            )
-            try:
-                self.replace_segments(
-                    parts, [segment], end_offset=following.base_offset, truncations=truncations
-                )
-            except BaseException:
-                for part in parts:
-                    if part.has_suffix(CLEANED_SUFFIX):
-                        with contextlib.suppress(StorageError):
-                            part.delete_if_exists()
-                raise
-            return [part.base_offset for part in parts]
-
     # -- truncate ----------------------------------------------------------------------------------
 
     def truncate_to(self, target_offset: int) -> bool:
@@ -538,6 +402,9 @@ class UnifiedLog(AppendingPartition):
             self._set_high_watermark(self.log_end_offset_metadata)
         self._show_active_segment()
         self._files.fsync_directory(self._directory)
+        active = self._local_log.active_segment
+        if self._cleaner_offset is not None and self._cleaner_offset > active.base_offset:
+            self.update_cleaner_offset(active.base_offset)
         self._write_checkpoints()
         self.refresh_fast_path()
 

@@ -65,6 +65,15 @@ class Checkpoints(Protocol):
         """Ask for the offsets and make them durable if that was not done for a while."""
         ...
 
+    @property
+    def cleaner_offset(self) -> int | None:
+        """The first dirty offset; None if the log was never cleaned."""
+        ...
+
+    def write_cleaner_offset(self, offset: int) -> None:
+        """Make the first dirty offset durable."""
+        ...
+
     def update_directory(self, directory: str) -> None:
         """Learn that the log's directory was renamed."""
         ...

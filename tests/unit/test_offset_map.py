@@ -95,7 +95,7 @@ class TestBatches:
         offset_map = OffsetMap(2400)
         mapped = offset_map.map_batches(data, 1)
 
-        assert (len(data), 5, CLEAN_END) == mapped
+        assert (len(data), 5, 1, CLEAN_END) == mapped
         assert [10, 1, 11] == [offset_map.get(key) for key in (b"a", b"b", b"c")]
         assert 19 == offset_map.latest_offset
 
@@ -105,7 +105,7 @@ class TestBatches:
         offset_map = OffsetMap(11 * 24, 0.9)
         mapped = offset_map.map_batches(data, 0)
 
-        assert (0, 9, CLEAN_FULL) == mapped
+        assert (0, 9, 0, CLEAN_FULL) == mapped
         assert (9, 8) == (len(offset_map), offset_map.latest_offset)
 
     def test_damage_is_not_believed(self):

@@ -50,10 +50,11 @@ def siphash128(secret: bytes, data: Buffer) -> bytes:
 
 
 class Mapped(NamedTuple):
-    """What was put into a map: bytes of whole batches, records looked at, why it stopped."""
+    """What was put into a map: bytes of batches, records, those without a key, why it stopped."""
 
     bytes_read: int
     records_read: int
+    null_keys: int
     stop: int
 
 
@@ -172,7 +173,7 @@ class NativeOffsetMap:
             batches_max,
             mapped,
         )
-        return Mapped(mapped.bytes_read, mapped.records_read, mapped.stop)
+        return Mapped(mapped.bytes_read, mapped.records_read, mapped.null_keys, mapped.stop)
 
     def map_section(
         self, section: Buffer, record_count: int, base_offset: int, start_offset: int
@@ -189,7 +190,7 @@ class NativeOffsetMap:
             start_offset,
             mapped,
         )
-        return Mapped(mapped.bytes_read, mapped.records_read, mapped.stop)
+        return Mapped(mapped.bytes_read, mapped.records_read, mapped.null_keys, mapped.stop)
 
 
 class RecordFilter:

@@ -339,7 +339,8 @@ enum ls_clean_flag { LS_CLEAN_TRANSACTIONAL = 1 /* transactional batches are not
 struct ls_mapped {
     int64_t bytes_read;
     int64_t records_read;
-    int32_t stop; /* enum ls_clean_stop */
+    int64_t null_keys; /* records without a key, from start_offset on */
+    int32_t stop;      /* enum ls_clean_stop */
     int32_t reserved;
 };
 

@@ -48,7 +48,7 @@ int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_
 /* The records of one section; LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL. */
 static enum ls_clean_stop map_section(struct ls_offset_map *map, const uint8_t *at,
                                       const uint8_t *end, int32_t record_count, int64_t base_offset,
-                                      int64_t start_offset, int64_t *records_read) {
+                                      int64_t start_offset, struct ls_mapped *mapped) {
     struct ls_ahead ahead[LS_KEYS_AHEAD];
     int32_t remaining = record_count;
     while (remaining > 0) {
@@ -57,11 +57,12 @@ static enum ls_clean_stop map_section(struct ls_offset_map *map, const uint8_t *
         for (int32_t index = 0; index < count; ++index) {
             const struct ls_ahead *record = &ahead[index];
             int64_t offset = ls_wrapping_add(base_offset, record->offset_delta);
-            if (record->has_key && offset >= start_offset) {
+            if (offset >= start_offset && !record->has_key) mapped->null_keys += 1;
+            if (offset >= start_offset && record->has_key) {
                 if (map->entry_count >= map->entries_max) return LS_CLEAN_FULL;
                 if (offset < 0 || put(map, record->hash, offset) != 0) return LS_CLEAN_INVALID;
             }
-            *records_read += 1;
+            mapped->records_read += 1;
         }
         remaining -= count;
     }
@@ -77,8 +78,8 @@ void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,
     const uint8_t *at = (const uint8_t *)section;
     *mapped = (struct ls_mapped){.stop = LS_CLEAN_INVALID};
     if (record_count < 0) return;
-    mapped->stop = (int32_t)map_section(map, at, at + size, record_count, base_offset, start_offset,
-                                        &mapped->records_read);
+    mapped->stop =
+        (int32_t)map_section(map, at, at + size, record_count, base_offset, start_offset, mapped);
     if (mapped->stop == LS_CLEAN_END) mapped->bytes_read = size;
 }
 
@@ -95,7 +96,7 @@ static enum ls_clean_stop map_batch(struct ls_offset_map *map, const uint8_t *at
     if (!ls_has_right_crc(at, &batch)) return LS_CLEAN_INVALID;
 
     enum ls_clean_stop stop = map_section(map, batch.records, batch.end, batch.record_count,
-                                          batch.base_offset, start_offset, &mapped->records_read);
+                                          batch.base_offset, start_offset, mapped);
     if (stop != LS_CLEAN_END) return stop;
     int64_t last_offset = batch.base_offset + batch.last_offset_delta;
     if (last_offset >= start_offset) map->latest_offset = last_offset;
