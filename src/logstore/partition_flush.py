@@ -215,11 +215,9 @@ class FlushedPartition(Partition):
         if not self._is_to_flush(segment):
             return
         try:
-            segment.start_flush(with_indexes=False)
-        except ClosedError:
-            return
-        except StorageError as error:
-            self._poison_by(error)
+            self._group_commit.if_free(lambda: segment.start_flush(with_indexes=False))
+        except (ClosedError, StorageError) as error:
+            self._say_it_failed(error)
 
     def give_up_files(self, segment: LogSegment) -> bool:
         """
@@ -258,9 +256,12 @@ class FlushedPartition(Partition):
                 if not self._group_commit.if_free(lambda: segment.flush(with_indexes=False)):
                     return False
             except StorageError as error:
-                self._poison_by(error)
-        if self._poison.cause is not None and not self._is_closed:
-            self.refresh_fast_path()
+                self._say_it_failed(error)
+        if self._poison.cause is not None and self._writer.try_enter_exclusive():
+            try:
+                self.refresh_fast_path()  # Which does not ask whether the log is poisoned.
+            finally:
+                self._writer.leave_exclusive()
         self.forget_places()
         segment.release()
         return True
@@ -276,9 +277,9 @@ class FlushedPartition(Partition):
         end = self.log_end_offset if following is None else following.base_offset
         return end > self.recovery_point
 
-    def _poison_by(self, error: StorageError) -> None:
+    def _say_it_failed(self, error: LogStoreError) -> None:
+        """Who needs files has nothing to do with it; whoever uses this log next is told."""
         logger.error("%s: %s; close the log and open it again", self._directory, error)
-        self._poison.cause = self._poison.cause or error
 
     @property
     def last_flush_ms(self) -> int:

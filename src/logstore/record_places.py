@@ -34,8 +34,8 @@ from logstore.files import HeldLease
 if TYPE_CHECKING:
     from logstore.index import OffsetIndex
     from logstore.local_log import LocalLog
-    from logstore.segments import Segments
     from logstore.segment import LogSegment
+    from logstore.segments import Segments
     from logstore.watermarks import Watermarks
 
 OFFSET_MAX: Final = 2**63 - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -197,6 +198,51 @@ class TestGivingUp:
         log.close()
 
 
+class TestThreads:
+    def test_many_threads_over_many_logs(self, tmp_path):
+        """Nobody waits for ever, and every record is there once."""
+        logs = [opened(tmp_path / f"log-{number}") for number in range(8)]
+        appended = [[] for _ in logs]
+        failures = []
+
+        def use(seed):
+            chance = random.Random(seed)
+            for number in range(60):
+                at = chance.randrange(len(logs))
+                log, what = logs[at], chance.randrange(8)
+                value = b"%d of %d" % (number, seed)
+                if what < 4:
+                    appended[at].append((log.append(value), value))
+                elif what == 4:
+                    log.extend([value])
+                elif what == 5:
+                    log.flush()
+                elif what == 6 and log.log_end_offset > 0:
+                    assert log[chance.randrange(log.log_end_offset)].value
+                else:
+                    assert len(values_of(log)) <= log.log_end_offset
+
+        def run(seed):
+            try:
+                use(seed)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        assert not any(thread.is_alive() for thread in threads)
+        for log, values in zip(logs, appended, strict=True):
+            found = {record.offset: record.value for record in log.read("earliest")}
+            assert list(range(log.log_end_offset)) == list(found)
+            assert all(found[offset] == value for offset, value in values)
+            log.close()
+
+
 class TestFailures:
     def test_what_is_not_flushed_is_flushed_first(self, tmp_path):
         """Once, and not if it is on the device."""
@@ -212,11 +258,12 @@ class TestFailures:
         assert files.calls("fdatasync") == before
         log.close()
 
-    def test_a_flush_that_fails_poisons_that_log_only(self, tmp_path):
+    @pytest.mark.parametrize("operation", ["fdatasync", "start_writeback"])
+    def test_a_flush_that_fails_poisons_that_log_only(self, tmp_path, operation):
         """Whoever needed the room goes on; the log says so at its next append."""
         files = FailingFiles()
         log = filled(tmp_path / "log-0", 1, files=files)
-        files.fail("fdatasync", errno.EIO)
+        files.fail(operation, errno.EIO)
         others = [opened(tmp_path / f"other-{number}") for number in range(6)]
         for other in others:
             other.append(b"value")
@@ -228,6 +275,39 @@ class TestFailures:
         log.abandon()
         for other in others:
             other.close()
+
+    def test_a_sealed_segment_that_cannot_be_flushed(self, tmp_path):
+        """The next append says so, though its own segment is open."""
+        files = FailingFiles()
+        log = filled(tmp_path / "log-0", 2, files=files)
+        assert [b"0", b"1"] == values_of(log)  # It is open again.
+        files.fail("fdatasync", errno.EIO)
+        assert log.segments[0].give_up_files()
+        assert log.active_segment.is_attached
+        with pytest.raises(PoisonedError):
+            log.append(b"not acknowledged")
+        with pytest.raises(PoisonedError):
+            log.flush()
+        assert 2 == log.log_end_offset
+        log.abandon()
+
+    def test_a_flush_under_way_keeps_the_files(self, tmp_path):
+        """Of two on one descriptor one is told of an error."""
+        log = filled(tmp_path / "log-0", 1)
+        begun, may_end = threading.Event(), threading.Event()
+
+        def flush():
+            begun.set()
+            may_end.wait()
+
+        other = threading.Thread(target=lambda: log._group_commit.alone(flush))
+        other.start()
+        begun.wait()
+        assert not log.active_segment.give_up_files()
+        may_end.set()
+        other.join()
+        assert log.active_segment.give_up_files()
+        log.close()
 
     @pytest.mark.parametrize("at", [1, 2, 3])
     def test_a_file_that_cannot_be_opened_again(self, tmp_path, at):
