@@ -30,9 +30,11 @@ from logstore.log import Log
 from logstore.opening import Mode
 from logstore.opening import open as open_log
 from logstore.readable_log import Isolation, Start
-from logstore.reader import RecordIterator
+from logstore.reader import OnCorrupt, RecordIterator
 
 if TYPE_CHECKING:
+    from logstore.arrow import Scan
+    from logstore.damage import SkippedRange
     from logstore.file_records import FetchDataInfo
     from logstore.segment import TimestampAndOffset
     from logstore.validator import LogAppendInfo
@@ -127,9 +129,9 @@ class AsyncLog:
         """Append encoded batches, all or nothing."""
         return await _in_thread(self.log.append_batches, batches, **options)
 
-    async def flush(self, offset: int | None = None) -> None:
+    async def flush(self, offset: int | None = None, *, force: bool = False) -> None:
         """Return when everything below ``offset``, or all of it, is on the device."""
-        await _in_thread(self.log.flush, offset)
+        await _in_thread(self.log.flush, offset, force=force)
 
     # -- read --------------------------------------------------------------------------------------
 
@@ -140,9 +142,14 @@ class AsyncLog:
         *,
         isolation: Isolation = "read_committed",
         limit: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
     ) -> AsyncRecords[Record]:
         """Return an asynchronous iterator over the records from ``start`` up to ``stop``."""
-        return AsyncRecords(lambda: self.log.read(start, stop, isolation=isolation, limit=limit))
+        return AsyncRecords(
+            lambda: self.log.read(
+                start, stop, isolation=isolation, limit=limit, on_corrupt=on_corrupt
+            )
+        )
 
     def read_values(
         self,
@@ -151,11 +158,24 @@ class AsyncLog:
         *,
         isolation: Isolation = "read_committed",
         limit: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
     ) -> AsyncRecords[bytes | None]:
         """Return an asynchronous iterator over the values alone."""
         return AsyncRecords(
-            lambda: self.log.read_values(start, stop, isolation=isolation, limit=limit)
+            lambda: self.log.read_values(
+                start, stop, isolation=isolation, limit=limit, on_corrupt=on_corrupt
+            )
         )
+
+    def scan(
+        self, start: Start = "earliest", stop: int | datetime | None = None, **options: Any
+    ) -> Scan:
+        """
+        Return a range of the log as Arrow data, lazily; see :meth:`Log.scan`.
+
+        It is read by whoever takes it: ``await asyncio.to_thread(scan.to_table)``.
+        """
+        return self.log.scan(start, stop, **options)
 
     def follow(
         self,
@@ -163,9 +183,16 @@ class AsyncLog:
         *,
         timeout: float | None = None,
         isolation: Isolation = "read_committed",
+        spin: float = 0.0,
     ) -> AsyncFollower[Record]:
-        """Return an asynchronous iterator from ``start`` on that waits for more records."""
-        return AsyncFollower(self.log.follow(start, timeout=timeout, isolation=isolation))
+        """
+        Return an asynchronous iterator from ``start`` on that waits for more records.
+
+        ``spin``: for so many seconds it looks in each turn of the loop before it sleeps.
+        """
+        return AsyncFollower(
+            self.log.follow(start, timeout=timeout, isolation=isolation, spin=spin)
+        )
 
     def __aiter__(self) -> AsyncRecords[Record]:
         return self.read()
@@ -194,12 +221,91 @@ class AsyncLog:
         """Return the first record that has the largest timestamp."""
         return await _in_thread(self.log.max_timestamp)
 
+    # -- what is known at once ---------------------------------------------------------------------
+
     @property
     def offsets(self) -> LogOffsets:
         """The five offsets of one moment."""
         return self.log.offsets
 
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """What the next record gets."""
+        return self.log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """Below it everything is replicated."""
+        return self.log.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided."""
+        return self.log.last_stable_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Below it everything is on the device."""
+        return self.log.recovery_point
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all segments."""
+        return self.log.size_bytes
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings in force."""
+        return self.log.config
+
+    @property
+    def directory(self) -> str:
+        """The log's directory."""
+        return self.log.directory
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.log.name
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log was closed."""
+        return self.log.is_closed
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether it was opened with mode ``"r"``."""
+        return self.log.is_read_only
+
     # -- change and close --------------------------------------------------------------------------
+
+    async def update_config(self, config: LogConfig | Mapping[str, object]) -> None:
+        """Put other settings in force; those of a segment count from the next one on."""
+        await _in_thread(self.log.update_config, config)
+
+    async def roll(self) -> None:
+        """Begin a new segment."""
+        await _in_thread(self.log.roll)
+
+    async def maybe_increment_log_start_offset(self, offset: int) -> bool:
+        """Give up the records below an offset; return whether there were any."""
+        return await _in_thread(self.log.maybe_increment_log_start_offset, offset)
+
+    async def truncate_fully_and_start_at(
+        self, new_offset: int, log_start_offset: int | None = None
+    ) -> None:
+        """Remove everything; the next record gets ``new_offset``."""
+        await _in_thread(self.log.truncate_fully_and_start_at, new_offset, log_start_offset)
+
+    async def delete(self) -> None:
+        """Close the log and delete its directory."""
+        await _in_thread(self.log.delete)
 
     async def truncate_to(self, target_offset: int) -> bool:
         """Remove everything from ``target_offset`` on; return whether the log had any of it."""
@@ -250,6 +356,11 @@ class AsyncRecords(Generic[ItemT]):
         if self._step is not None:
             return self._step_offset
         return None if self._records is None else self._records.next_offset
+
+    @property
+    def skipped(self) -> list[SkippedRange]:
+        """What ``on_corrupt="skip"`` has left out so far."""
+        return [] if self._records is None else self._records.skipped
 
     def __aiter__(self) -> Self:
         return self

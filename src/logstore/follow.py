@@ -356,6 +356,16 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             if item is not _NOTHING or not has_news or self._is_over or self._watched.is_closed:
                 return item
 
+    async def _spin_later(self, patience: float | None) -> bool:
+        """Look in each turn of the loop for a time; return whether there is news."""
+        seconds = self._spin if patience is None else min(self._spin, patience)
+        until = SYSTEM_CLOCK.monotonic() + seconds
+        while SYSTEM_CLOCK.monotonic() < until:
+            await asyncio.sleep(0)
+            if self.has_news():
+                return True
+        return False
+
     async def _wait_later(self, patience: float | None) -> bool:
         """Return True when there is news, False after some seconds. May be cancelled any time."""
         if self.has_news():
@@ -363,6 +373,8 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             return True
         if patience is not None and patience <= 0:
             return False
+        if self._spin > 0 and await self._spin_later(patience):
+            return True
         loop = asyncio.get_running_loop()
         news: asyncio.Future[None] = loop.create_future()
 

@@ -53,14 +53,161 @@ def test_every_method(path):
     asyncio.run(main())
 
 
+# What AsyncLog leaves to its attribute `log`, and why.
+ELSEWHERE = {
+    "parts of a log, for those who look into one": """active_segment clock last_flush_ms
+        leader_epoch log_end_offset_metadata offset_metadata offset_snapshot segments
+        segments_between topic_id writer first_unstable_offset has_late_transaction
+        has_ongoing_transaction last_records_of_active_producers
+        fetch_offset_by_timestamp end_offset_for_epoch""",
+    "replication, a broker's work": """append_as_follower append_as_leader
+        assign_epoch_start_offset assign_topic_id collect_aborted_transactions
+        maybe_increment_high_watermark maybe_start_transaction_verification
+        maybe_update_high_watermark prepare_append remove_expired_producers rename
+        take_producer_snapshot truncate_to_divergence update_high_watermark write_batches
+        write_pieces decompressed_bytes_max""",
+    "what the engine's own modules call": """abandon add_listener changing check check_open
+        check_writable create flush_if_due flush_metadata forget_places give_up_files
+        leave_places live_page look_through make_durable maybe_roll must_roll
+        new_cleaned_segment readers reading_end reading_segments record_places
+        refresh_fast_path replace_segments roll_segment settled_truncations show_live_offsets
+        split_overflowed_segment start_giving_up sync_producer_state truncated_to truncations
+        undisturbed view wait_seconds""",
+}
+
+
+def public_names(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
 def test_same_names():
-    """What is here is called as in Log."""
-    names = {
-        name
-        for name, _ in inspect.getmembers(logstore.aio.AsyncLog, callable)
-        if not name.startswith("_")
-    }
-    assert names <= set(dir(logstore.Log))
+    """Each public name of Log is here, or has a reason not to be; its options are the same."""
+    ours, theirs = public_names(logstore.aio.AsyncLog), public_names(logstore.Log)
+    assert set() == ours - theirs
+    elsewhere = {name for names in ELSEWHERE.values() for name in names.split()}
+    assert set() == ours & elsewhere
+    assert set() == theirs - ours - elsewhere  # In neither, with a reason?
+    for name in ours - {"roll"}:
+        here = getattr(logstore.aio.AsyncLog, name)
+        if inspect.isfunction(here) and "options" not in inspect.signature(here).parameters:
+            there = getattr(logstore.Log, name)
+            assert [*inspect.signature(there).parameters] == [*inspect.signature(here).parameters]
+
+
+def test_changes(path):
+    """What changes a log is done in a thread; what is known is known at once."""
+
+    async def main():
+        async with await logstore.aio.open(path) as log:
+            await log.extend([b"a"] * 10)
+            await log.update_config({"segment.bytes": 2000})
+            assert 2000 == log.config.segment_bytes
+            await log.roll()
+            assert 2 == len(log.log.segments)
+            await log.flush(force=True)
+            assert await log.maybe_increment_log_start_offset(4)
+            assert (4, 10) == (log.log_start_offset, log.log_end_offset)
+            assert (10, 10, 10) == (
+                log.high_watermark,
+                log.last_stable_offset,
+                log.recovery_point,
+            )
+            assert log.size_bytes > 0
+            assert (str(path), "orders-0") == (log.directory, log.name)
+            assert not log.is_closed
+            assert not log.is_read_only
+            assert 6 == log.scan().count()
+            await log.truncate_fully_and_start_at(7)
+            assert 7 == await log.append(b"b")
+            await log.delete()
+            assert log.is_closed
+        assert not path.exists()
+
+    asyncio.run(main())
+
+
+def damage(path, position):
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(b"damage")
+
+
+def test_damage(path):
+    """It is skipped, and what was left out is told, as by the log."""
+
+    async def main():
+        async with await logstore.aio.open(path) as log:
+            for _ in range(3):
+                await log.extend([b"a"] * 10)
+            _, damaged, _ = log.log.segments[0].headers()
+            log_path = log.log.segments[0].log_path
+        damage(log_path, damaged.position + 70)
+        async with await logstore.aio.open(path, "r") as log:
+            for read in (log.read, log.read_values):
+                with pytest.raises(logstore.CorruptRecordError):
+                    [record async for record in read()]
+                records = read(on_corrupt="skip")
+                assert [] == records.skipped
+                assert 20 == len([record async for record in records])
+                assert [(10, 20)] == [(each.start, each.stop) for each in records.skipped]
+
+    asyncio.run(main())
+
+
+def test_spin(path):
+    """A follower that spins does not hold up the loop either."""
+
+    async def main():
+        async with await logstore.aio.open(path) as log:
+            records = log.follow(spin=5.0)
+            task = asyncio.create_task(records.batch())
+            await asyncio.sleep(0.01)
+            await log.append(b"x")
+            assert [b"x"] == [record.value for record in await task]
+            assert [] == await records.batch(timeout=0.01)
+            records.close()
+
+    asyncio.run(main())
+
+
+def test_cancellations_at_a_high_rate(path):
+    """Waits that time out all the time, while records come: none is lost, none comes twice."""
+
+    async def main():
+        async with await logstore.aio.open(path) as log:
+
+            async def append():
+                for at in range(400):
+                    await log.append(b"%d" % at)
+                    if at % 7 == 0:
+                        await asyncio.sleep(0.0005)
+
+            async def take(one, found):
+                while len(found) < 400:
+                    with contextlib.suppress(TimeoutError):
+                        got = await asyncio.wait_for(one(), 0.0002)
+                        found.extend(got if isinstance(got, list) else [got])
+
+            singles, batches, reads = [], [], []
+            one, many = log.follow("earliest"), log.follow("earliest")
+            await asyncio.wait_for(
+                asyncio.gather(
+                    append(),
+                    take(aiter(one).__anext__, singles),
+                    take(many.batch, batches),
+                ),
+                60,
+            )
+            records = log.read()
+            while len(reads) < 400:
+                with contextlib.suppress(TimeoutError):
+                    reads.append(await asyncio.wait_for(anext(records), 0.0001))
+            for found in (singles, batches, reads):
+                assert list(range(400)) == [record.offset for record in found]
+            one.close()
+            many.close()
+
+    asyncio.run(main())
 
 
 def test_errors(path):
@@ -202,3 +349,54 @@ def test_a_cancelled_open_leaves_no_writer(path):
                 assert turns == await log.append(b"x")
 
     asyncio.run(main())
+
+
+def test_uvloop(path):
+    """Another event loop: appends, reads, following, cancellation."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main():
+        assert type(asyncio.get_running_loop()).__module__.startswith("uvloop")
+        async with await logstore.aio.open(path) as log:
+            records = log.follow("earliest")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(records.batch(), 0.01)
+            task = asyncio.create_task(records.batch())
+            await asyncio.sleep(0.01)
+            await log.extend([b"a", b"b"])
+            assert [b"a", b"b"] == [record.value for record in await task]
+            assert [b"a", b"b"] == [value async for value in log.read_values()]
+            async for record in log.follow("earliest", timeout=0.01):
+                assert record.value in {b"a", b"b"}
+            records.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_trio(path):
+    """Its tasks wait for a follower's descriptor."""
+    trio = pytest.importorskip("trio")
+
+    async def take(records, found):
+        while len(found) < 30:
+            await trio.lowlevel.wait_readable(records)
+            while batch := records.batch(timeout=0):
+                found.extend(record.value for record in batch)
+
+    async def main():
+        with logstore.open(path) as log, logstore.open(path, "r") as other:
+            found = [[], []]
+            followers = [log.follow(), other.follow()]
+            with trio.fail_after(20):
+                async with trio.open_nursery() as nursery:
+                    for each, values in zip(followers, found, strict=True):
+                        nursery.start_soon(take, each, values)
+                    for at in range(30):
+                        await trio.sleep(0.001)
+                        log.append(b"%d" % at)
+            for each in followers:
+                each.close()
+            assert [[b"%d" % at for at in range(30)]] * 2 == found
+
+    trio.run(main)
