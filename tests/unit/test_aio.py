@@ -55,7 +55,7 @@ def test_every_method(path):
 
 # What AsyncLog leaves to its attribute `log`, and why.
 ELSEWHERE = {
-    "parts of a log, for those who look into one": """active_segment clock last_flush_ms
+    "parts of a log, for those who look into one": """active_segment cleaner_offset clock last_flush_ms
         leader_epoch log_end_offset_metadata offset_metadata offset_snapshot segments
         segments_between topic_id writer first_unstable_offset has_late_transaction
         has_ongoing_transaction last_records_of_active_producers
