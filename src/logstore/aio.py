@@ -34,6 +34,7 @@ from logstore.reader import OnCorrupt, RecordIterator
 
 if TYPE_CHECKING:
     from logstore.arrow import Scan
+    from logstore.cleaner import CleanerStats
     from logstore.damage import SkippedRange
     from logstore.file_records import FetchDataInfo
     from logstore.segment import TimestampAndOffset
@@ -288,6 +289,10 @@ class AsyncLog:
     async def update_config(self, config: LogConfig | Mapping[str, object]) -> None:
         """Put other settings in force; those of a segment count from the next one on."""
         await _in_thread(self.log.update_config, config)
+
+    async def compact(self, **options: Any) -> CleanerStats:
+        """Remove every record whose key has a later one; see :meth:`Log.compact`."""
+        return await _in_thread(self.log.compact, **options)
 
     async def roll(self) -> None:
         """Begin a new segment."""
