@@ -10,8 +10,9 @@ import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Final, overload
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar, overload
 
 from logstore.checkpoint import (
     PARTITION_METADATA,
@@ -42,6 +43,11 @@ from logstore.store_directories import contents_of
 from logstore.store_tasks import StoreTasks, is_directory_failure
 from logstore.topic import Topic
 from logstore.topic_configs import DELETING, TopicConfigs
+
+# Threads that wait for the device together: it takes their flushes at the same time.
+WAITING_THREADS: Final = 16
+
+ResultT = TypeVar("ResultT")
 
 
 class HostingStore:
@@ -81,6 +87,7 @@ class HostingStore:
         self._hosted: dict[TopicPartition, HostedPartition] = {}
         self._numbers: dict[str, tuple[int, ...]] = {}  # Of the partitions of each topic.
         self._set_aside: list[str] = []
+        self._failed_to_close: set[str] = set()  # Directories.
         self._deleted: deque[tuple[int, str]] = deque()  # When to delete which directory.
         self.config: Final = config
         self.files: Final = files
@@ -371,6 +378,26 @@ class HostingStore:
             if entry.partitions and entry.state != DELETING:
                 numbers.setdefault(topic, set()).update(entry.partitions)
         self._numbers = {topic: tuple(sorted(found)) for topic, found in numbers.items()}
+
+    def _together(
+        self,
+        action: Callable[[HostedPartition], ResultT],
+        partitions: list[HostedPartition],
+        threads: int,
+    ) -> list[ResultT]:
+        """
+        Return what an action does with each partition, with many at the same time.
+
+        With num.recovery.threads.per.data.dir=1 one after the other, in this thread.
+
+        Raises:
+            BaseException: Of the first that failed, when all are done.
+        """
+        threads = min(threads, len(partitions))
+        if threads < 2 or self.config.num_recovery_threads_per_data_dir == 1:
+            return [action(hosted) for hosted in partitions]
+        with ThreadPoolExecutor(threads, thread_name_prefix="logstore") as pool:
+            return list(pool.map(action, partitions))
 
     # -- directories -------------------------------------------------------------------------------
 

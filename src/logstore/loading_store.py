@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
 from logstore.checkpoint import (
@@ -115,11 +114,5 @@ class LoadingStore(TopicStore):
                     loaded += 1
                     progress(LoadProgress(loaded, len(waiting), hosted.topic_partition))
 
-        threads = self.config.num_recovery_threads_per_data_dir * max(1, len(self._live))
-        if threads == 1 or len(waiting) < 2:
-            for hosted in waiting:
-                load(hosted)
-            return
-        with ThreadPoolExecutor(threads, thread_name_prefix="log-recovery") as pool:
-            for _ in pool.map(load, waiting):
-                pass
+        per_directory = self.config.num_recovery_threads_per_data_dir
+        self._together(load, waiting, per_directory * max(1, len(self._live)))

@@ -39,6 +39,8 @@ from logstore.errors import (
     StorageError,
 )
 from logstore.files import REAL_FILES, Files
+from logstore.hosted_partition import HostedPartition
+from logstore.hosting_store import WAITING_THREADS
 from logstore.loading_store import ProgressListener
 from logstore.log_directory import STORE, LogDirectory
 from logstore.opening import MODES, Mode
@@ -244,8 +246,13 @@ class LogStore(TransactionalStore):
                     self.configs.write(self._live)
                 except StorageError as error:
                     errors.append(error)
-            for directory in self._directories():
-                errors += self._close_directory(directory)
+            try:
+                errors += self._close_logs()
+                for directory in self._directories():
+                    errors += self._close_directory(directory)
+            except BaseException:  # An interruption: what was closed is, the rest is recovered.
+                self._drop()
+                raise
         for each in errors:
             self.report(each, "close the store")
         if errors:
@@ -256,16 +263,27 @@ class LogStore(TransactionalStore):
         was_closed, self._is_closed = self._is_closed, True
         return not was_closed
 
+    def _close_logs(self) -> list[BaseException]:
+        """Close every log, many at the same time: the device takes their flushes together."""
+
+        def close(hosted: HostedPartition) -> LogStoreError | None:
+            try:
+                hosted.close()
+            except LogStoreError as error:
+                if hosted.directory is not None:
+                    failed.add(hosted.directory.path)
+                return error
+            return None
+
+        failed = self._failed_to_close
+        for directory in self._directories():
+            directory.is_closing = True
+        errors = self._together(close, list(self._hosted.values()), WAITING_THREADS)
+        return [error for error in errors if error is not None]
+
     def _close_directory(self, directory: LogDirectory) -> list[BaseException]:
-        """Close the logs of a directory; mark it clean if all went well."""
+        """Write the checkpoints of a directory, and mark it clean if all went well."""
         errors: list[BaseException] = []
-        directory.is_closing = True
-        for hosted in self._hosted.values():
-            if hosted.directory is directory:
-                try:
-                    hosted.close()
-                except LogStoreError as error:
-                    errors.append(error)
         try:
             directory.write_checkpoints()
         except LogStoreError as error:
@@ -274,8 +292,9 @@ class LogStore(TransactionalStore):
         directory.is_loaded = all(
             hosted.was_loaded for hosted in self._hosted.values() if hosted.directory is directory
         )
+        is_clean = not errors and directory.path not in self._failed_to_close
         try:
-            directory.leave(STORE, clean=not errors)
+            directory.leave(STORE, clean=is_clean)
         except LogStoreError as error:
             errors.append(error)
         return errors
@@ -290,9 +309,13 @@ class LogStore(TransactionalStore):
             self._transactions.stop()
             self._tasks.stop()
             self.scheduler.shutdown(wait=False)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop logs and locks as they are."""
         for hosted in list(self._hosted.values()):
             hosted.abandon()
-        if is_forked:
+        if self._is_forked():
             return
         for directory in self._directories():
             with contextlib.suppress(StorageError):

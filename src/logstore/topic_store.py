@@ -29,7 +29,7 @@ from logstore.errors import (
     TopicExistsError,
 )
 from logstore.hosted_partition import HostedPartition
-from logstore.hosting_store import HostingStore
+from logstore.hosting_store import WAITING_THREADS, HostingStore
 from logstore.topic import Topic
 from logstore.topic_configs import CREATING, DELETING, TopicEntry
 from logstore.topic_names import check_topic_name, colliding_name, set_aside_name
@@ -157,11 +157,14 @@ class TopicStore(HostingStore):
             self._hosted[hosted.topic_partition] = hosted
         for path in {os.path.dirname(hosted.path) for hosted in made}:
             self.files.fsync_directory(path)
-        for hosted in made:
+
+        def finish(hosted: HostedPartition) -> None:
             if topic_id is not None:
                 path = os.path.join(hosted.path, PARTITION_METADATA)
                 PartitionMetadataFile(path, files=self.files).write(topic_id)
             hosted.log(self)
+
+        self._together(finish, made, WAITING_THREADS)
 
     def _make_directory(
         self, topic_partition: TopicPartition, counts: dict[str, int]
