@@ -14,32 +14,9 @@ import random
 import threading
 from typing import Final
 
-from logstore._native import Buffer
+from logstore._native import Buffer, murmur2
 
-_M: Final = 0x5BD1E995
-_SEED: Final = 0x9747B28C
-_MASK: Final = 0xFFFFFFFF
 INT_MAX: Final = 0x7FFFFFFF
-
-
-def murmur2(data: Buffer) -> int:
-    """
-    Return the murmur2 hash of some bytes, unsigned 32 bits, as Kafka computes it.
-
-    Source: Kafka ``Utils.murmur2``.
-    """
-    view = data if isinstance(data, bytes) else memoryview(data).cast("B")  # type: ignore[arg-type]
-    length = len(view)
-    h = _SEED ^ length
-    whole = length & ~3
-    for at in range(0, whole, 4):
-        k = (int.from_bytes(view[at : at + 4], "little") * _M) & _MASK
-        k = ((k ^ (k >> 24)) * _M) & _MASK
-        h = ((h * _M) & _MASK) ^ k
-    if length != whole:
-        h = ((h ^ int.from_bytes(view[whole:], "little")) * _M) & _MASK
-    h = ((h ^ (h >> 13)) * _M) & _MASK
-    return h ^ (h >> 15)
 
 
 def partition_of_key(key: Buffer, partitions: int) -> int:
@@ -71,14 +48,20 @@ class StickyPartition:
         self._bytes_min = max(1, bytes_min)
         self._chance = random.Random() if chance is None else chance  # noqa: S311 - no secret
         self._guard = threading.Lock()
-        self._partition = -1
-        self._bytes = 0
+        self._partition = -1  # Until one is chosen, as these are too many bytes:
+        self._bytes = self._bytes_min
+
+    def take(self, size_bytes: int) -> int:
+        """Return the partition of a record of ``size_bytes``; -1: another has to be chosen."""
+        with self._guard:
+            if self._bytes >= self._bytes_min:
+                return -1
+            self._bytes += size_bytes
+            return self._partition
 
     def choose(self, partitions: tuple[int, ...], size_bytes: int) -> int:
-        """Return the partition of a record of ``size_bytes``, one of ``partitions``."""
+        """Choose another one of ``partitions``, and return it for a record of ``size_bytes``."""
         with self._guard:
-            if self._partition not in partitions or self._bytes >= self._bytes_min:
-                self._partition = self._chance.choice(partitions)
-                self._bytes = 0
-            self._bytes += size_bytes
+            self._partition = self._chance.choice(partitions)
+            self._bytes = size_bytes
             return self._partition

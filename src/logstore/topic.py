@@ -185,16 +185,18 @@ class Topic:
         return TopicOffset(partition, offset)
 
     def _sticky_partition(self, value: Buffer | None, headers: Headers) -> int:
-        online = self._source.online_partitions_of(self.name)
-        if not online:
-            return self.partitions[0]  # Whose error says why.
-        if len(online) == 1:
-            return online[0]
         sticky = self._sticky
         if sticky is None:
             sticky = self._sticky = StickyPartition(self.config.batch_bytes)
-        size_bytes = RECORD_OVERHEAD_BYTES + _size_of(value)
-        return sticky.choose(online, size_bytes + 16 * len(headers))
+        size_bytes = RECORD_OVERHEAD_BYTES + _size_of(value) + 16 * len(headers)
+        partition = sticky.take(size_bytes)
+        log = self._logs.get(partition)
+        if partition >= 0 and log is not None and not log.is_closed:
+            return partition
+        online = self._source.online_partitions_of(self.name)
+        if not online:
+            return self.partitions[0]  # Whose error says why.
+        return partition if partition in online else sticky.choose(online, size_bytes)
 
     def flush(self) -> None:
         """Make everything that was appended durable; see ``Log.flush``."""
@@ -210,6 +212,6 @@ class Topic:
 
 def _size_of(value: Buffer | None) -> int:
     """Return the bytes of a value."""
-    if value is None:
-        return 0
+    if value is None or type(value) is bytes:
+        return 0 if value is None else len(value)
     return memoryview(value).nbytes  # type: ignore[arg-type]

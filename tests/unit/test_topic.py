@@ -44,10 +44,20 @@ def test_partition_of_key():
 def test_sticky():
     """One partition until enough bytes have gone there; then another, by chance."""
     sticky = StickyPartition(100, random.Random(1))
-    chosen = [sticky.choose((0, 1, 2), 40) for _ in range(3000)]
+    chosen = []
+    for _ in range(3000):
+        partition = sticky.take(40)
+        chosen.append(sticky.choose((0, 1, 2), 40) if partition < 0 else partition)
     assert all(len(set(chosen[at : at + 3])) == 1 for at in range(0, 3000, 3))
     assert all(250 < count < 1500 for count in Counter(chosen).values())
-    assert {5} == {sticky.choose((5,), 1) for _ in range(3)}
+
+
+def test_sticky_partition_of_a_topic(store):
+    """Enough bytes for a batch go to one partition; then another is drawn."""
+    topic = store.create_topic("orders", partitions=3)
+    chosen = [topic.append(bytes(30_000)).partition for _ in range(90)]
+    assert all(len(set(chosen[at : at + 3])) == 1 for at in range(0, 90, 3))
+    assert {0, 1, 2} == set(chosen)
 
 
 def test_keys_stay_together(store):

@@ -302,6 +302,10 @@ uint32_t ls_crc32c(uint32_t crc, uintptr_t bytes, int64_t size);
 /* The same by one variant, for tests. Returns -1 if this machine does not have it. */
 int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t size);
 
+/* ---- kernels: partitioning (ls_murmur2.c) --------------------------------------------------- */
+/* Kafka's murmur2 of `size` bytes, >= 0: Utils.murmur2, of which producers use the low 31 bits. */
+uint32_t ls_murmur2(uintptr_t bytes, int64_t size);
+
 /* ---- kernels: compaction (ls_offset_map.c, ls_clean.c) -------------------------------------- */
 /*
  * The last offset of each key, as hashes: open addressing over the caller's memory, which is all
