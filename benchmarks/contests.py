@@ -6,7 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks import appending, following, memory, opening, reading, scanning, serving
+from benchmarks import (
+    appending,
+    following,
+    memory,
+    opening,
+    reading,
+    scanning,
+    serving,
+    transacting,
+)
 from benchmarks.harness import Contest
 from benchmarks.sizes import Size
 
@@ -26,6 +35,7 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "follow latency": following.latency,
     "follow asyncio": following.asynchronous,
     "durable": appending.durable,
+    "transactions": transacting.transactions,
     "clean open": opening.clean_open,
     "open partitions": opening.open_partitions,
     "memory": memory.ceilings,
