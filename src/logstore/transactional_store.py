@@ -11,7 +11,7 @@ Source: Kafka ``BrokerServer``, which starts the coordinators.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from logstore.errors import LogStoreError
 from logstore.loading_store import LoadingStore, ProgressListener
@@ -30,13 +30,16 @@ class TransactionalStore(LoadingStore):
     """
     A store with coordinators for transactions and groups.
 
+    Attributes:
+        producer_ids: Gives out the producer ids of the store's transactions.
+
     Source: Kafka ``TransactionCoordinator``, ``GroupCoordinator``.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         config = self.config
-        self._producer_ids = ProducerIdManager(
+        self.producer_ids: Final = ProducerIdManager(
             self._producer_id_directories,
             first_free=self._first_free_producer_id,
             broker=config.node_id,
@@ -44,7 +47,7 @@ class TransactionalStore(LoadingStore):
         )
         self._transactions = TransactionCoordinator(
             self,
-            self._producer_ids,
+            self.producer_ids,
             TransactionSettings(
                 config.transaction_state_log_num_partitions,
                 config.transaction_state_log_segment_bytes,

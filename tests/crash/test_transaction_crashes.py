@@ -21,10 +21,14 @@ from sampling import IS_NIGHTLY
 
 from logstore.clock import ManualClock
 from logstore.errors import LogStoreError, ProducerFencedError
+from logstore.files import REAL_FILES
+from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import SimulatedFiles
+from logstore.store import open_log_store
 
 SEEDS = 6 if IS_NIGHTLY else 1
-MOMENTS = None if IS_NIGHTLY else 40
+MOMENTS = None if IS_NIGHTLY else 16
+FEW = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
 PLACES = (("a", 0), ("a", 1), ("b", 0))
 
 
@@ -37,14 +41,40 @@ def directory(tmp_path_factory):
         holder.cleanup()
 
 
+@pytest.fixture(scope="module", params=["plain", "store"])
+def kind(request):
+    """Logs in directories, or the store itself."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def template(directory):
+def template(directory, kind):
     """A store whose topics are there: its making is no part of these tests."""
-    path = directory / "template"
-    with PlainStore(path, partitions=1) as store:
-        store.create_topic("a", 2)
-        store.create_topic("b")
+    path = directory / f"template-{kind}"
+    with opened(kind, path, REAL_FILES, ManualClock()) as store:
+        store.create_topic("a", partitions=2)
+        store.create_topic("b", partitions=1)
     return path
+
+
+def opened(kind, path, files, clock, scheduler=None):
+    """Return a store on a directory."""
+    scheduler = scheduler or ManualScheduler(clock)
+    if kind == "plain":
+        return PlainStore(path, files=files, clock=clock, scheduler=scheduler, partitions=1)
+    return open_log_store(
+        path, config=FEW, files=files, clock=clock, scheduler=scheduler, live_offsets=False
+    )
+
+
+def logs_of(store):
+    """Return the logs that are open."""
+    return list(store.logs.values() if isinstance(store, PlainStore) else store.logs())
+
+
+def values(store, place):
+    """Return what a reader of committed records sees."""
+    return {int(value) for value in store[place].read_values()}
 
 
 class Run:
@@ -55,7 +85,7 @@ class Run:
         self.aborted = set()
         self.producer_ids = set()
 
-    def go(self, store):
+    def go(self, store, scheduler):
         """Commit, abort, fence, time out; raise at the crash."""
         for number in (1, 2, 3):
             self.write(store, number, "t").commit()
@@ -72,9 +102,7 @@ class Run:
         self.aborted.add(5)
         late = self.write(store, 8, "v")
         store.clock.advance(100_000)
-        store.scheduler.run_due()
-        if store.scheduler.errors:
-            raise store.scheduler.errors[0]
+        scheduler.run_due()
         with contextlib.suppress(ProducerFencedError):
             late.commit()
         self.aborted.add(8)
@@ -97,15 +125,14 @@ class Run:
         transaction.abort()
 
 
-def open_and_crash(path, files, clock, *, power_loss):
+def open_and_crash(kind, path, files, clock, *, power_loss):
     """Run everything up to the crash, at the latest to the end; return what was acknowledged."""
     run = Run()
     store = None
+    scheduler = ManualScheduler(clock)
     with contextlib.suppress(LogStoreError):
-        store = PlainStore(path, files=files, clock=clock, partitions=1)
-        if store.errors:
-            raise store.errors[0][1]
-        run.go(store)
+        store = opened(kind, path, files, clock, scheduler)
+        run.go(store, scheduler)
         store.close()
     files.crash(power_loss=power_loss)
     if store is not None:
@@ -113,41 +140,39 @@ def open_and_crash(path, files, clock, *, power_loss):
     return run
 
 
-def problem_with(path, clock, run):
+def problem_with(kind, path, clock, run):
     """Open what is left with real files; return what is wrong, None if nothing is."""
-    with PlainStore(path, clock=clock, partitions=1) as store:
+    with opened(kind, path, REAL_FILES, clock) as store:
         if store.errors:
             return f"it reported {store.errors}"
-        seen = [{int(value) for value in store.values(*place)} for place in PLACES]
-        moved = {
-            int(group[1:]) for group in store.offsets.groups() if store.positions(group).items()
-        }
+        seen = [values(store, place) for place in PLACES]
+        moved = {int(group[1:]) for group in store.groups() if store.positions(group).items()}
         if not all(found == seen[0] for found in [*seen, moved]):
             return f"partitions show {seen}, positions {moved}"
         if not run.committed <= seen[0]:
             return f"{run.committed - seen[0]} was acknowledged, and is not seen"
         if run.aborted & seen[0]:
             return f"{run.aborted & seen[0]} was aborted, and is seen"
-        for log in store.logs.values():
+        for log in logs_of(store):
             if log.last_stable_offset != log.log_end_offset:
                 return f"{log.directory} has an open transaction"
-        if store.coordinator._producer_ids.generate() in run.producer_ids:
+        if store.producer_ids.generate() in run.producer_ids:
             return "a producer id came twice"
         with store.transaction("t") as transaction:
             for place in PLACES:
                 transaction.append(place, b"99")
-        if not all(99 in map(int, store.values(*place)) for place in PLACES):
+        if not all(99 in values(store, place) for place in PLACES):
             return "the next transaction is not seen"
     return None
 
 
 @pytest.fixture(scope="module")
-def operations(directory, template):
+def operations(directory, kind, template):
     """How many moments there are."""
-    path = directory / "count"
+    path = directory / f"count-{kind}"
     shutil.copytree(template, path)
     files = SimulatedFiles()
-    run = open_and_crash(path, files, ManualClock(), power_loss=True)
+    run = open_and_crash(kind, path, files, ManualClock(), power_loss=True)
     assert {1, 2, 3, 6, 7, 9} == run.committed
     return files.operation_count
 
@@ -159,36 +184,38 @@ def moments(operations, seed):
 
 
 @pytest.mark.parametrize("power_loss", [True, False], ids=["power", "kill"])
-def test_all_or_nothing(directory, template, operations, power_loss):
+def test_all_or_nothing(directory, kind, template, operations, power_loss):
     """Whatever the moment."""
     for seed in range(SEEDS):
         for crash_at in moments(operations, seed + power_loss):
-            path = directory / f"run-{power_loss}-{seed}-{crash_at}"
+            path = directory / f"run-{kind}-{power_loss}-{seed}-{crash_at}"
             shutil.copytree(template, path)
             clock = ManualClock()
             files = SimulatedFiles(seed * 10_000 + crash_at, crash_at)
-            run = open_and_crash(path, files, clock, power_loss=power_loss)
-            problem = problem_with(path, clock, run)
+            run = open_and_crash(kind, path, files, clock, power_loss=power_loss)
+            problem = problem_with(kind, path, clock, run)
             assert problem is None, f"crash in operation {crash_at}, seed {seed}: {problem}"
             shutil.rmtree(path)
 
 
-def test_crash_while_opening(directory, template, operations):
+def test_crash_while_opening(directory, kind, template, operations):
     """The load that ends what a crash left is interrupted too; the next one goes on."""
     for crash_at in moments(operations, 3)[:: 1 if IS_NIGHTLY else 4]:
-        for again_at in range(1, 120, 1 if IS_NIGHTLY else 29):
-            path = directory / f"again-{crash_at}-{again_at}"
+        for again_at in range(1, 120, 1 if IS_NIGHTLY else 43):
+            path = directory / f"again-{kind}-{crash_at}-{again_at}"
             shutil.copytree(template, path)
             clock = ManualClock()
-            run = open_and_crash(path, SimulatedFiles(crash_at, crash_at), clock, power_loss=True)
+            run = open_and_crash(
+                kind, path, SimulatedFiles(crash_at, crash_at), clock, power_loss=True
+            )
             again = SimulatedFiles(again_at, again_at)
             store = None
             with contextlib.suppress(LogStoreError):
-                store = PlainStore(path, files=again, clock=clock, partitions=1)
+                store = opened(kind, path, again, clock)
             again.crash()
             if store is not None:
                 store.abandon()
-            problem = problem_with(path, clock, run)
+            problem = problem_with(kind, path, clock, run)
             assert problem is None, f"crashes in operations {crash_at}, {again_at}: {problem}"
             shutil.rmtree(path)
 

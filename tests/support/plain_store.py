@@ -51,9 +51,10 @@ class PlainStore:
         self.is_gone = False
         self._lock = threading.RLock()
         os.makedirs(self.path, exist_ok=True)
+        self.producer_ids = ProducerIdManager(lambda: [self.path], files=files)
         self.coordinator = TransactionCoordinator(
             self,
-            ProducerIdManager(lambda: [self.path], files=files),
+            self.producer_ids,
             TransactionSettings(num_partitions=partitions),
         )
         self.offsets = OffsetMetadataManager(self, PositionSettings(num_partitions=partitions))
@@ -111,6 +112,9 @@ class PlainStore:
             position_records=self.offsets.records,
             **options,
         )
+
+    def groups(self):
+        return self.offsets.groups()
 
     def positions(self, group):
         return Positions(self.offsets, group)
