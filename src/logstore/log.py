@@ -527,11 +527,8 @@ class Log(UnifiedLog):
         if number < 0:
             raise IndexError("offsets are not counted from the end; use last() or read()")
         self.check_open()
-        places = self.record_places()  # Before the read: what is learned must not be older.
-        record = read_one(self, number, "read_committed")
-        if places is not None:
-            places.learn(number)
-        return record
+        # The places before the read: what is learned must not be older.
+        return read_one(self, number, "read_committed", self.record_places())
 
     def __bool__(self) -> bool:
         return True

@@ -468,14 +468,14 @@ class Partition(NativeLog):
     def record_places(self) -> RecordPlaces | None:
         """Return the places that C gets records from; None if something changes the log now."""
         places = self._places
-        if self._view is not None:
-            return None  # Its files are another process's: they are read, not mapped.
         if places is None and not self._is_forked() and self._lock.acquire(blocking=False):
             try:
                 places = self._places
                 if places is None and not self._is_closed:
-                    places = RecordPlaces(self._local_log, self._watermarks)
-                    self._bind_getter(places.getter)
+                    is_view = self._view is not None
+                    places = RecordPlaces(self._local_log, self._watermarks, is_view=is_view)
+                    if not is_view:
+                        self._bind_getter(places.getter)
                     self._places = places
             finally:
                 self._lock.release()

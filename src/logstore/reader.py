@@ -57,7 +57,7 @@ ItemT_co = TypeVar("ItemT_co", covariant=True)
 logger = logging.getLogger(__name__)
 
 
-class _Section:
+class Section:
     """The records of one batch that C does not walk, delivered in blocks."""
 
     __slots__ = ("_arguments", "_data", "batch")
@@ -74,6 +74,10 @@ class _Section:
             "max_timestamp": batch.max_timestamp,
             "leader_epoch": batch.leader_epoch,
         }
+
+    def covers(self, offset: int) -> bool:
+        """Whether the batch spans an offset."""
+        return self.batch.base_offset <= offset <= self.batch.last_offset
 
     def records(self, first: int, stop: int, limit: int) -> list[Record]:
         """Return at most ``limit`` records with offsets in [first, stop)."""
@@ -144,7 +148,7 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         self._block_first = start  # Below it everything was delivered before the current block.
         self._records: list[Record] | None = None  # Of a block of values, if Python made it,
         self._replay: tuple[int, int, int] | None = None  # and where C began, if it did.
-        self._section: _Section | None = None
+        self._section: Section | None = None
         self._truncations = log.truncations  # When the buffer was filled, or later.
         log.readers.add(self)
 
@@ -180,6 +184,11 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
             record_index=record_index,
         )
         return int(replayed.items[-1].offset) + 1
+
+    @property
+    def section(self) -> Section | None:
+        """The batch that Python took apart, if it is not read to its end."""
+        return self._section
 
     def discard(self) -> None:
         """Drop what was made but not taken: the log was closed, and the next step has to say so."""
@@ -363,14 +372,14 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
                 # C refused it although its CRC is right: the records break the format.
                 raise InvalidRecordError(MALFORMED)
             else:
-                self._section = _Section(batch, self._log.decompressed_bytes_max)
+                self._section = Section(batch, self._log.decompressed_bytes_max)
             return None
         records = batch.records(bytes_max=self._log.decompressed_bytes_max)
         walk.go_past(batch)
         wanted = [record for record in records if self._block_first <= record.offset < walk.stop]
         return self._made(wanted[: self._limit(len(wanted))])
 
-    def _section_block(self, section: _Section) -> list[Any] | None:
+    def _section_block(self, section: Section) -> list[Any] | None:
         walk = self._walk
         limit = self._limit(SECTION_BLOCK_RECORDS)
         try:

@@ -15,6 +15,12 @@ active segment     read, 16 KiB or a batch             it is sealed
 What may be read follows from the watermarks' marks, which are replaced as a whole whenever one
 moves, and from the log end that the writer has published: C looks at both in each call.
 
+A log that another process may be writing is looked at before and after each get, in Python: its
+files may be cut, so they are all read, and what a truncation has touched meanwhile is not answered.
+
+Batches that are compressed, or a transaction's, are taken apart by Python. The last one is kept, as
+its neighbours are asked for next, as a rule.
+
 Places hold mappings and descriptors. Whoever cuts or deletes segments drops this object first
 (``Partition.forget_places``), under the log's lock, under which it is also made: no place outlives
 the bytes that it stands for.
@@ -28,18 +34,21 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from logstore._native import RecordGetter, ffi
-from logstore.errors import ClosedError, StorageError
+from logstore.errors import ClosedError, InvalidRecordError, StorageError
 from logstore.files import HeldLease
 
 if TYPE_CHECKING:
     from logstore.index import OffsetIndex
     from logstore.local_log import LocalLog
+    from logstore.reader import Section
+    from logstore.record import Record
     from logstore.segment import LogSegment
     from logstore.segments import Segments
     from logstore.watermarks import Watermarks
 
 OFFSET_MAX: Final = 2**63 - 1
 NO_DESCRIPTOR: Final = -1
+VIEWED_FILES_MIN: Final = 4
 
 
 class RecordPlaces:
@@ -49,31 +58,94 @@ class RecordPlaces:
     **Thread rule**: any thread may call anything.
     """
 
-    __slots__ = ("_entry_count", "_local_log", "_segments", "_watermarks", "getter")
+    __slots__ = (
+        "_entry_count",
+        "_is_view",
+        "_local_log",
+        "_marks",
+        "_range",
+        "_section",
+        "_segments",
+        "_truncations",
+        "_watermarks",
+        "getter",
+    )
 
-    def __init__(self, local_log: LocalLog, watermarks: Watermarks) -> None:
-        writer = local_log.writer
+    def __init__(self, local_log: LocalLog, watermarks: Watermarks, *, is_view: bool) -> None:
         self._local_log = local_log
         self._watermarks = watermarks
+        self._is_view = is_view
+        self._section: Section | None = None
         self._segments: Segments | None = None  # Those that the getter's places belong to.
+        self._truncations = -1  # When those were learnt.
         self._entry_count = 0  # Of the active segment's index, as far as the getter knows.
-        self.getter: Final = RecordGetter(
-            watermarks, writer, writer.published_address, local_log.config.mapped_segments_max
-        )
+        self._range: tuple[int, int] | None = None  # As the getter knows it.
+        self._marks: object = None
+        self.getter = self._new_getter()
 
-    def learn(self, offset: int) -> None:
+    def _new_getter(self) -> RecordGetter:
+        writer, most = self._local_log.writer, self._local_log.config.mapped_segments_max
+        if not self._is_view:
+            return RecordGetter(self._watermarks, writer, writer.published_address, most)
+        # Where a log ends that somebody else writes is part of the range that it is told.
+        end = ffi.new("int64_t *", OFFSET_MAX)
+        address = int(ffi.cast("uintptr_t", end))
+        return RecordGetter(self._watermarks, end, address, 0, max(most, VIEWED_FILES_MIN))
+
+    def get(self, offset: int, truncations: int, first: int, end: int) -> Record | None:
+        """
+        Return the record at an offset in ``[first, end)``, None if it is to be got in general.
+
+        Args:
+            offset: What is wanted.
+            truncations: Of the log, now: if they are the same afterwards, the answer counts.
+            first: The first offset that a committed reader may read.
+            end: Where it ends, exclusive.
+        """
+        if self._is_view and not self._is_current(truncations):
+            return None
+        section = self._section
+        if section is not None and section.covers(offset):
+            with contextlib.suppress(InvalidRecordError):
+                for record in section.records(offset, offset + 1, 1):
+                    return record
+            return None
+        if not self._is_view:
+            return None  # C was asked before.
+        marks = self._watermarks.committed_range()[2]  # C asks whether they are still the same.
+        if self._range != (first, end) or self._marks is not marks:
+            self.getter.set_range(first, end, marks)
+            self._range, self._marks = (first, end), marks
+        return self.getter.get(offset)
+
+    def _is_current(self, truncations: int) -> bool:
+        """Whether what was learnt still holds; forget it if not."""
+        segments = self._local_log.segments
+        if segments is self._segments and truncations == self._truncations:
+            return True
+        self._section = self._range = None
+        self.getter = self._new_getter()
+        self._segments, self._truncations = segments, truncations
+        return False
+
+    def learn(self, offset: int, section: Section | None) -> None:
         """
         Let C answer for the neighbourhood of an offset, at which there is a record.
 
-        Nothing happens if the segment is going away, or the system refuses another mapping.
+        ``section`` is the batch that has it, if C cannot take it apart. Nothing happens if the
+        segment is going away, or the system refuses another mapping.
         """
-        self.getter.set_range(*self._watermarks.committed_range())
+        self._section = section
         segments = self._local_log.segments
-        if segments is not self._segments:
-            self.getter.retain(segments.first.base_offset, segments.active.base_offset)
-            self._segments = segments
+        if not self._is_view:
+            self.getter.set_range(*self._watermarks.committed_range())
+            if segments is not self._segments:
+                self.getter.retain(segments.first.base_offset, segments.active.base_offset)
+                self._segments = segments
+        elif segments is not self._segments:
+            return
         segment = segments.floor(offset)
-        if segment is None:
+        if segment is None or section is not None:
             return
         with contextlib.suppress(ClosedError, StorageError):
             if segment is segments.active:

@@ -15,6 +15,7 @@ from logstore.reader import RecordIterator
 if TYPE_CHECKING:
     from logstore.readable_log import Isolation, ReadableLog
     from logstore.record import Record
+    from logstore.record_places import RecordPlaces
 
 
 def read_first(log: ReadableLog, isolation: Isolation) -> Record | None:
@@ -44,14 +45,19 @@ def read_last(log: ReadableLog, isolation: Isolation) -> Record | None:
         distance *= 8
 
 
-def read_one(log: ReadableLog, offset: int, isolation: Isolation) -> Record:
+def read_one(
+    log: ReadableLog, offset: int, isolation: Isolation, places: RecordPlaces | None = None
+) -> Record:
     """
     Return the record at an offset: ``log[offset]``.
+
+    ``places`` remember where it was; where they know the way, it is theirs.
 
     Raises:
         OffsetOutOfRangeError: Below the log start, or not readable yet.
         OffsetGapError: No record has this offset; it says which is the next.
     """
+    truncations = log.truncations
     first, end = log.log_start_offset, log.reading_end(isolation)
     if not first <= offset < end:
         raise OffsetOutOfRangeError(
@@ -60,9 +66,15 @@ def read_one(log: ReadableLog, offset: int, isolation: Isolation) -> Record:
             log_end_offset=end,
             offset=offset,
         )
+    if places is not None:
+        found = places.get(offset, truncations, first, end)
+        if found is not None and log.truncations == truncations:
+            return found
     records: RecordIterator[Record] = RecordIterator(log, offset, None, isolation, limit=1)
     record = next(records, None)
     if record is not None and record.offset == offset:
+        if places is not None and log.truncations == truncations:
+            places.learn(offset, records.section)
         return record
     next_offset = end if record is None else record.offset
     raise OffsetGapError(

@@ -16,6 +16,7 @@ from logstore._native import RecordGetter
 from logstore.clock import ManualClock
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.opening import open_log
+from logstore.reader import Section
 from logstore.record import encode_batch, end_transaction_marker
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import FailingFiles
@@ -61,6 +62,11 @@ def fill(log, count=200, text=b"value"):
 def by_c(log, offset):
     """Return what C alone answers."""
     return log.record_places().getter.get(offset)
+
+
+def by_view(view, offset):
+    """Return what a reader's places alone answer."""
+    return view.record_places().get(offset, view.truncations, 0, view.log_end_offset)
 
 
 def batches(log, data, **options):
@@ -392,12 +398,95 @@ class TestChanges:
             os.close(fd)
 
     def test_read_only(self, log):
-        """A log that is only read answers in the general way: its files are not ours to map."""
+        """The files of a log that is only read are read, and not mapped; C gets their records."""
         fill(log)
         log.close()
         with logstore.open(log.directory, "r") as view:
             assert_same(view, range(203))
-            assert view.record_places() is None
+            assert len(view.record_places().getter.places()) > 2
+            assert not any(mapped for _, _, mapped in view.record_places().getter.places())
+            for offset in (0, 77, 199):
+                assert by_view(view, offset) == view[offset]
+
+    def test_beside_a_writer(self, log):
+        """A reader sees what was appended, cut and deleted since its last look."""
+        fill(log)
+        with logstore.open(log.directory, "r") as view:
+            assert_same(view, range(203))
+            log.append(b"another")
+            assert b"another" == view[200].value
+            assert_same(view, range(190, 203))
+            assert b"value 150" == view[150].value
+            log.truncate_to(145)
+            with pytest.raises(logstore.OffsetOutOfRangeError):
+                view[150]
+            for at in range(145, 190):
+                log.append(b"again %d" % at)
+            assert b"again 150" == view[150].value
+            assert b"value 144" == view[144].value
+            assert_same(view, range(203))
+            log.maybe_increment_log_start_offset(60)
+            log.delete_old_segments()
+            with pytest.raises(logstore.OffsetOutOfRangeError):
+                view[20]
+            assert_same(view, range(203))
+
+    def test_gets_of_a_reader_beside_truncations(self, log):
+        """Every record is of the log as it was at some moment of the call."""
+        fill(log, 60, b"0")
+        errors, is_over = [], threading.Event()
+
+        def get():
+            draw = random.Random(4)
+            with logstore.open(log.directory, "r") as view:
+                while not is_over.is_set():
+                    before, offset = rounds[0], draw.randrange(40, 60)
+                    try:
+                        value = view[offset].value
+                    except logstore.OffsetOutOfRangeError:
+                        continue
+                    text, at = value.split()
+                    if int(at) != offset or not before - 1 <= int(text) <= rounds[0] + 1:
+                        errors.append((value, offset, before))
+
+        rounds = [0]
+        reader = threading.Thread(target=get)
+        reader.start()
+        for number in range(1, 40):
+            rounds[0] = number
+            log.truncate_to(40)
+            log.extend([b"%d %d" % (number, at) for at in range(40, 60)])
+        is_over.set()
+        reader.join()
+        assert [] == errors
+
+    @pytest.mark.parametrize("mode", ["a", "r"])
+    def test_batches_that_python_takes_apart(self, tmp_path, mode, monkeypatch):
+        """A compressed batch, and a transaction's, is kept for its neighbours, until it is cut."""
+        with logstore.open(tmp_path / "z-0", config={**SMALL, "segment.bytes": 20_000}) as log:
+            pid = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+            log.extend([b"%d" % at for at in range(50)], compression="zstd")
+            rows = [(None, 0, None, b"%d" % at, ()) for at in range(50, 60)]
+            batches(log, encode_batch(rows, is_transactional=True, **pid))
+            marker = EndTransactionMarker(ControlRecordType.COMMIT, 0)
+            end = {"timestamp": 0, "producer_id": 7, "producer_epoch": 0}
+            batches(log, end_transaction_marker(marker, **end), origin="coordinator")
+            view = log if mode == "a" else logstore.open(tmp_path / "z-0", "r")
+            opened = []
+            real = Section.__init__
+            monkeypatch.setattr(
+                Section, "__init__", lambda *all: (opened.append(all[1].base_offset), real(*all))[1]
+            )
+            assert [b"%d" % at for at in range(10, 60)] == [view[at].value for at in range(10, 60)]
+            assert b"12" == view[12].value
+            assert len(opened) < 12  # One for each batch, and one to go back.
+            log.truncate_to(0)
+            with pytest.raises(logstore.OffsetOutOfRangeError):
+                view[12]
+            log.extend([b"again %d" % at for at in range(50)], compression="zstd")
+            assert b"again 12" == view[12].value
+            assert b"again 13" == view[13].value
+            view.close()
 
 
 def _open_descriptors():

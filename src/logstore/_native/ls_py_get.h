@@ -41,6 +41,7 @@ struct ls_finder {
     Py_ssize_t count;
     Py_ssize_t room;
     int64_t mapped_max;
+    int64_t files_max;
     int64_t now;
     struct ls_py_state *state;
     /* The batch that was checked last, if records is not NULL; in `batch_owner`'s memory, or ours. */

@@ -4,20 +4,20 @@
  */
 #include "ls_py_get.h"
 
-enum { FILES_MAX = 4 /* places that are read: the active segment, as a rule */ };
+enum { FILES_MAX = 4 /* places that are read, as a rule: the active segment */ };
 
 static PyObject *getter_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     PyObject *watermarks = NULL, *writer = NULL;
     unsigned long long published = 0;
-    long long mapped_max = 0;
+    long long mapped_max = 0, files_max = FILES_MAX;
     if (keywords != NULL && PyDict_Size(keywords) > 0) {
         return PyErr_Format(PyExc_TypeError, "RecordGetter() takes no keyword arguments");
     }
-    if (!PyArg_ParseTuple(args, "OOKL:RecordGetter", &watermarks, &writer, &published,
-                          &mapped_max)) {
+    if (!PyArg_ParseTuple(args, "OOKL|L:RecordGetter", &watermarks, &writer, &published,
+                          &mapped_max, &files_max)) {
         return NULL;
     }
-    if (published == 0 || mapped_max < 0) {
+    if (published == 0 || mapped_max < 0 || files_max < 0) {
         return PyErr_Format(PyExc_ValueError,
                             "no address of the log end offset, or negative bound");
     }
@@ -29,6 +29,7 @@ static PyObject *getter_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     finder->writer = Py_NewRef(writer);
     finder->log_end_offset = (const _Atomic int64_t *)(uintptr_t)published;
     finder->mapped_max = mapped_max;
+    finder->files_max = files_max;
     finder->name_marks = PyUnicode_InternFromString("_marks");
     if (finder->state == NULL || finder->name_marks == NULL) Py_CLEAR(finder);
     return (PyObject *)finder;
@@ -121,7 +122,7 @@ static PyObject *add(struct ls_finder *finder, PyObject *args) {
         (entry_count > 0 && entries == 0) || (is_mapped ? size == 0 : io == 0 || fd < 0)) {
         return PyErr_Format(PyExc_ValueError, "a place without memory, descriptor or extent");
     }
-    int64_t most = is_mapped ? finder->mapped_max : FILES_MAX;
+    int64_t most = is_mapped ? finder->mapped_max : finder->files_max;
     if (most == 0) return Py_NewRef(Py_None);
     struct ls_place place = {.owner = owner,
                              .bytes = (const uint8_t *)(uintptr_t)bytes,
@@ -245,8 +246,9 @@ static PyMethodDef getter_methods[] = {
 };
 
 static const char getter_doc[] =
-    "RecordGetter(watermarks, writer, published_address, mapped_max): gets records of a log that\n"
-    "may be read by a committed reader, from places that it was told of.";
+    "RecordGetter(watermarks, writer, published_address, mapped_max, files_max=4): gets records of "
+    "a\n"
+    "log that may be read by a committed reader, from places that it was told of.";
 
 static PyType_Slot getter_slots[] = {
     {Py_tp_doc, (void *)(uintptr_t)getter_doc},

@@ -94,7 +94,13 @@ if TYPE_CHECKING:
         """Gets records from places of a log that it was told of; see ``record_getter.py``."""
 
         def __init__(
-            self, watermarks: object, writer: object, published_address: int, mapped_max: int, /
+            self,
+            watermarks: object,
+            writer: object,
+            published_address: int,
+            mapped_max: int,
+            files_max: int = 4,
+            /,
         ) -> None: ...
 
         def get(self, offset: int, /) -> Record | None: ...
