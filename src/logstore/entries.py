@@ -18,10 +18,11 @@ Source: Kafka ``FileLogInputStream``; spec 1.2, "from a file region".
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from logstore.errors import CorruptRecordError
+from logstore.index import TimestampOffset
 
 LOG_OVERHEAD: Final = 12
 HEADER_UP_TO_MAGIC: Final = 17
@@ -121,3 +122,11 @@ def entry_headers(read_at: ReadAt, start: int, end: int) -> Iterator[EntryHeader
             position, size_bytes, magic, base_offset, last_offset, max_timestamp, epoch
         )
         position += size_bytes
+
+
+def largest_timestamp(headers: Iterable[EntryHeader], known: TimestampOffset) -> TimestampOffset:
+    """Return the largest timestamp of what is known and of entries, and its entry's last offset."""
+    for header in headers:
+        if header.max_timestamp > known.timestamp:
+            known = TimestampOffset(header.max_timestamp, header.last_offset)
+    return known

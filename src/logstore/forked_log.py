@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
+from logstore.entries import largest_timestamp
 from logstore.errors import CorruptRecordError
 from logstore.index import TimestampOffset
 from logstore.live_view import LiveView
@@ -74,17 +75,13 @@ class InheritedSegment(ViewSegment):
         except CorruptRecordError:
             pass  # An append that was under way.
         self._size_bytes = end
-        self._max_timestamp_and_offset = self._largest_after(self.time_index.last_entry)
+        known = self.time_index.last_entry
+        start = self.offset_index.lookup(known.offset).position
+        self._max_timestamp_and_offset = largest_timestamp(self.headers(start), known)
 
     def _indexed_position(self) -> int:
         count = self.offset_index.entry_count
         return self.offset_index.entry(count - 1).position if count else 0
-
-    def _largest_after(self, largest: TimestampOffset) -> TimestampOffset:
-        for header in self.headers(self.offset_index.lookup(largest.offset).position):
-            if header.max_timestamp > largest.timestamp:
-                largest = TimestampOffset(header.max_timestamp, header.last_offset)
-        return largest
 
     def max_timestamp_and_offset_so_far(self) -> TimestampOffset:
         """Return the largest timestamp and the last offset of the batch that has it, or -1."""

@@ -29,13 +29,13 @@ from logstore._native import (
     scan_batches,
     time_index_check,
 )
+from logstore.entries import EntryHeader, largest_timestamp
 from logstore.errors import CorruptRecordError, DiskFullError
 from logstore.index import TimestampOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from logstore.entries import EntryHeader
     from logstore.recovery import RecoverableSegment
 
     class RepairableSegment(RecoverableSegment, Protocol):
@@ -123,12 +123,12 @@ def repair_indexes(segment: RepairableSegment) -> None:
 
 def _largest_timestamp(segment: RepairableSegment) -> TimestampOffset:
     """Return what the time index would tell. Cost: all headers of the segment."""
-    largest = TimestampOffset(-1, segment.base_offset)
+    return largest_timestamp(_until_damage(segment), TimestampOffset(-1, segment.base_offset))
+
+
+def _until_damage(segment: RepairableSegment) -> Iterator[EntryHeader]:
     with contextlib.suppress(CorruptRecordError):
-        for header in segment.headers():
-            if header.max_timestamp > largest.timestamp:
-                largest = TimestampOffset(header.max_timestamp, header.last_offset)
-    return largest
+        yield from segment.headers()
 
 
 def _rebuild(segment: RepairableSegment) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from logstore._native import Mapping, address_of
+from logstore.entries import largest_timestamp
 from logstore.errors import ClosedError, CorruptRecordError, StorageError
 from logstore.index import OffsetIndex, TimeIndex, TimestampOffset, TransactionIndex
 from logstore.index_file import IndexFile, View
@@ -196,11 +197,9 @@ class LiveSegment(ViewSegment):
         """Return the largest timestamp and the last offset of the batch that has it, or -1."""
         if not self._is_active:
             return super().max_timestamp_and_offset_so_far()
-        largest = self.time_index.last_entry
-        for header in self.headers(self.offset_index.lookup(largest.offset).position):
-            if header.max_timestamp > largest.timestamp:
-                largest = TimestampOffset(header.max_timestamp, header.last_offset)
-        return largest
+        known = self.time_index.last_entry
+        start = self.offset_index.lookup(known.offset).position
+        return largest_timestamp(self.headers(start), known)
 
     def find_end(self, log_end_offset: int) -> int:
         """Set the size to where the batches below an offset end; return the offset after them."""

@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.entries import largest_timestamp
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -473,11 +474,8 @@ class LogSegment(ReadableSegment):
         return cut_bytes
 
     def _read_largest_timestamp(self) -> TimestampOffset:
-        largest = self.time_index.last_entry
-        for header in self.headers_from(largest.offset):
-            if header.max_timestamp > largest.timestamp:
-                largest = TimestampOffset(header.max_timestamp, header.last_offset)
-        return largest
+        known = self.time_index.last_entry
+        return largest_timestamp(self.headers_from(known.offset), known)
 
     # -- flush, close, delete ----------------------------------------------------------------------
 
