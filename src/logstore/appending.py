@@ -38,7 +38,6 @@ from logstore.legacy import LegacyEntry
 from logstore.partition import FLUSH_MESSAGES_NEVER
 from logstore.partition_watermarks import WatermarkedPartition
 from logstore.record import RecordBatch, TimestampType, iterate_batches
-from logstore.scheduler import weakly
 from logstore.validator import LogValidator
 
 if TYPE_CHECKING:
@@ -341,14 +340,10 @@ class AppendingPartition(WatermarkedPartition):
         # The base offset may be above the log end: the snapshot belongs to the segment.
         self.producer_state.update_map_end_offset(base_offset)
         self.producer_state.take_snapshot(sync=False)
-        self._update_high_watermark_with_log_end()
-        self._scheduler.schedule("flush-log", weakly(self, type(self)._flush_sealed_segments))
+        if self._watermarks.mode != "log_end":  # It has moved with the append.
+            self._update_high_watermark_with_log_end()
         self.refresh_fast_path()
         return segment
-
-    def _flush_sealed_segments(self) -> None:
-        """Flush what is sealed by now: when rolls come faster than flushes, one does for many."""
-        self.flush(self._local_log.active_segment.base_offset)
 
     def _sync_producer_state(self) -> None:
         """Let producer state know what the C append path has written."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from logstore.segment_files import FileOwner
 
 # Segments whose files stay open after they were sealed, until they are flushed.
-OPEN_SEALED_MAX: Final = 32
+OPEN_SEALED_MAX: Final = 256
 
 
 class LocalLog:

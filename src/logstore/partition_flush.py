@@ -17,7 +17,7 @@ from logstore.errors import ClosedError, LogStoreError, StorageError
 from logstore.flushing import GroupCommit
 from logstore.partition import Partition, PeriodicWork
 from logstore.scheduler import weakly
-from logstore.sealed_files import FLUSHED_TOGETHER, SealedFiles
+from logstore.sealed_files import SealedFiles
 from logstore.segment import LogSegment
 from logstore.watermarks import LogOffsets
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 FLUSH_MS_NEVER: Final = 2**63 - 1
 # By then a system has written small files by itself, as a rule, and waiting for them costs little.
 FLUSH_INDEXES_DELAY_MS: Final = 30_000
+FLUSHED_TOGETHER: Final = 64  # Segments that the device is given at the same time.
 
 
 class FlushedPartition(Partition):
@@ -37,10 +38,12 @@ class FlushedPartition(Partition):
 
     _group_commit: GroupCommit
     _sealed_files: SealedFiles
+    _is_flush_due: bool
 
     def _begin_flushes(self) -> None:
         """Finish what a new object needs."""
         self._sealed_files = SealedFiles(self._files)
+        self._is_flush_due = False
         self._local_log.set_file_owner(self)
         self._group_commit = GroupCommit(self._flush_below, self._flusher, self._poison)
 
@@ -173,14 +176,22 @@ class FlushedPartition(Partition):
 
     def _flush_later(self, sealed: LogSegment, snapshot_offset: int, limit: int) -> None:
         """
-        Have indexes and snapshot of a segment that was just sealed flushed; the lock is held.
+        Have a segment that was just sealed flushed, indexes and snapshot last; the lock is held.
 
-        Until then the recovery point on the disk does not rise above ``limit``.
+        Until they are, the recovery point on the disk does not rise above ``limit``.
         """
+        if not self._is_flush_due:  # When rolls come faster than flushes, one does for many.
+            self._is_flush_due = True
+            self._scheduler.schedule("flush-log", weakly(self, type(self)._flush_sealed_segments))
         if not self._sealed_files:
             action = weakly(self, type(self)._flush_sealed_files)
             self._scheduler.schedule("flush-indexes", action, FLUSH_INDEXES_DELAY_MS)
         self._sealed_files.add(sealed, snapshot_offset, limit)
+
+    def _flush_sealed_segments(self) -> None:
+        """Flush all that is sealed by now."""
+        self._is_flush_due = False
+        self.flush(self._local_log.active_segment.base_offset)
 
     def _flush_sealed_files(self) -> None:
         """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logstore.files import Files
     from logstore.segment import LogSegment
 
-FLUSHED_TOGETHER: Final = 16  # Segments that the device is given at the same time.
+FLUSHED_TOGETHER: Final = 32  # Segments, with two files each, that the device gets at once.
 
 
 class SealedFiles:

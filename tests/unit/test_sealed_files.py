@@ -39,7 +39,7 @@ def test_one_flush_for_many_rolls(tmp_path):
     """It waits for each .log file and the directory; nothing is left to the other tasks."""
     session = rolled(tmp_path, FailingFiles())
     before = session.files.calls("fdatasync")
-    assert ["flush-log"] * 3 == advance(session, 0)
+    assert ["flush-log"] == advance(session, 0)
     assert before + 3 == session.files.calls("fdatasync")
     assert 30 == session.log.recovery_point == session.log.log_end_offset
     session.log.close()
