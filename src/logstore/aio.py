@@ -34,7 +34,7 @@ from logstore.reader import OnCorrupt, RecordIterator
 
 if TYPE_CHECKING:
     from logstore.arrow import Scan
-    from logstore.cleaner import CleanerStats
+    from logstore.cleaner_stats import CleanerStats
     from logstore.damage import SkippedRange
     from logstore.file_records import FetchDataInfo
     from logstore.segment import TimestampAndOffset
