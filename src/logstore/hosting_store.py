@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from logstore.checkpoint import (
     topic_partition_of,
 )
 from logstore.clock import Clock
+from logstore.compaction import LogCleaner
 from logstore.config import LogConfig
 from logstore.errors import (
     ClosedError,
@@ -43,6 +45,7 @@ from logstore.store_directories import contents_of
 from logstore.store_tasks import StoreTasks, is_directory_failure
 from logstore.topic import Topic
 from logstore.topic_configs import DELETING, TopicConfigs
+from logstore.unified_log import UnifiedLog
 
 # Threads that wait for the device together: it takes their flushes at the same time.
 WAITING_THREADS: Final = 16
@@ -98,6 +101,16 @@ class HostingStore:
             ThreadScheduler(clock) if scheduler is None else scheduler,
             reports.report,  # Not of the store: what is scheduled must not keep it alive.
             is_owner=scheduler is None,
+        )
+        reference = weakref.ref(self)
+        self.cleaner: Final = LogCleaner(
+            lambda: () if (store := reference()) is None else store.logs(),
+            scheduler=self.scheduler,
+            config=config,
+            clock=clock,
+            report=reports.report,
+            is_held=lambda log: (store := reference()) is None or store._is_log_held(log),
+            in_background=scheduler is None,  # Else its owner says when anything is done.
         )
         self._tasks = StoreTasks(self)
 
@@ -271,6 +284,10 @@ class HostingStore:
     def is_held(self, topic: str) -> bool:
         """Whether retention and compaction of a topic wait for its settings; see ``Topic``."""
         return self.configs.is_held(topic)
+
+    def _is_log_held(self, log: UnifiedLog) -> bool:
+        topic_partition = topic_partition_of(log.name)
+        return topic_partition is None or self.is_held(topic_partition.topic)
 
     def _unknown(self, topic: object) -> UnknownTopicError:
         return UnknownTopicError(

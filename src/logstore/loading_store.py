@@ -55,6 +55,8 @@ class LoadingStore(TopicStore):
             self._load_logs(progress)
         if not self._is_read_only:
             self._tasks.start()
+            if self.config.log_cleaner_enable:
+                self.cleaner.start()
 
     def _forget_missing(self) -> None:
         """Drop the checkpoints of partitions that are not here any more."""

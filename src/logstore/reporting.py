@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from logstore.clock import Clock
+from logstore.errors import ClosedError
 from logstore.scheduler import Action, Scheduler, Task
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ class ReportingScheduler:
     """
     Runs actions on another scheduler, and reports what they raise.
 
+    But for ClosedError: what an action was for has gone.
+
     Its ``shutdown`` drops what was scheduled here; the scheduler below goes on, unless it is owned.
 
     Args:
@@ -112,6 +115,9 @@ class ReportingScheduler:
                     self._tasks.discard(holder[0])
             try:
                 action()
+            except ClosedError as error:
+                # Of what was deleted or closed meanwhile, by somebody who knows.
+                logger.debug("%s: %s", name, error)
             except Exception as error:  # noqa: BLE001 - it ends here, reported
                 self._report(error, name)
 

@@ -236,6 +236,7 @@ class LogStore(TransactionalStore):
             return
         self._transactions.close()
         self._tasks.stop()
+        self.cleaner.shutdown()
         self.scheduler.shutdown(wait=True)
         with self._lock:
             if not self._begin_to_close():
@@ -308,6 +309,7 @@ class LogStore(TransactionalStore):
         if not is_forked:
             self._transactions.stop()
             self._tasks.stop()
+            self.cleaner.shutdown()
             self.scheduler.shutdown(wait=False)
         self._drop()
 

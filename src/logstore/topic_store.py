@@ -30,6 +30,7 @@ from logstore.errors import (
 )
 from logstore.hosted_partition import HostedPartition
 from logstore.hosting_store import WAITING_THREADS, HostingStore
+from logstore.log import Log
 from logstore.topic import Topic
 from logstore.topic_configs import CREATING, DELETING, TopicEntry
 from logstore.topic_names import check_topic_name, colliding_name, set_aside_name
@@ -250,6 +251,14 @@ class TopicStore(HostingStore):
                 self._count()
                 self._tasks.schedule_deletion()
 
+    def _update_config(self, log: Log, config: LogConfig) -> None:
+        """Put settings of a log in force; a cleaning that they do not want any more ends first."""
+        if log.config.compact and not config.compact:
+            with self.cleaner.manager.paused(log):
+                log.update_config(config)
+        else:
+            log.update_config(config)
+
     def purge(self) -> None:
         """Remove the directories of deleted topics now, whatever file.delete.delay.ms says."""
         with self._changing():
@@ -267,7 +276,9 @@ class TopicStore(HostingStore):
             hosted = self._hosted.get(topic_partition)
             if hosted is None:
                 continue
-            hosted.drop()
+            log = hosted.open_log
+            with contextlib.nullcontext() if log is None else self.cleaner.manager.paused(log):
+                hosted.drop()
             parent = os.path.dirname(hosted.path)
             target = os.path.join(parent, set_aside_name(*topic_partition, "delete"))
             if self.files.exists(hosted.path):
@@ -313,7 +324,7 @@ class TopicStore(HostingStore):
                 log = None if hosted is None else hosted.open_log
                 if log is not None:
                     try:
-                        log.update_config(settings)
+                        self._update_config(log, settings)
                     except LogStoreError as error:  # It has the settings when it is opened again.
                         self.report(error, f"alter {name}-{number}")
             return settings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+import time
 
 import pytest
 
@@ -169,9 +171,11 @@ class TestRetention:
         s = session(config=config)
         log = s.store.create_topic("orders", config={"cleanup.policy": "compact,delete"})[0]
         for n in range(20):
-            log.append(b"%050d" % n, key=b"k")
-        s.run_for(6 * MINUTE_MS)
+            log.append(b"%050d" % n, key=b"%d" % n)
+        s.store._tasks.delete_old_segments(s.store)
         assert 0 == log.log_start_offset
+        s.run_for(MINUTE_MS)
+        assert 0 < log.log_start_offset
 
     def test_held_until_somebody_says(self, session, tmp_path):
         """A topic that was found keeps everything, whatever the store's defaults are."""
@@ -235,6 +239,82 @@ class TestAlter:
         with pytest.raises(ConfigError):
             s.store.create_topic("other", config={"segment.bytes": 0})
         assert ["orders"] == list(s.store)
+
+
+class TestCleaner:
+    CONFIG = {  # noqa: RUF012
+        "segment.bytes": 500,
+        "log.cleaner.dedupe.buffer.size": 1 << 20,
+        "log.cleaner.backoff.ms": 1000,
+    }
+
+    def fill(self, log, rounds=10):
+        for n in range(rounds):
+            for key in (b"a", b"b", b"c"):
+                log.append(b"%d" % n, key=key)
+
+    def test_compacts_what_is_to_be_compacted(self, session, tmp_path):
+        """In the background; the newest value of each key stays, others stay as they are."""
+        s = session(config=self.CONFIG)
+        kept = s.store.create_topic("kept")[0]
+        log = s.store.create_topic("users", config={"cleanup.policy": "compact"})[0]
+        for each in (kept, log):
+            self.fill(each)
+            each.roll()
+            each.append(b"active", key=b"z")
+        s.run_for(MINUTE_MS)
+        assert 31 == len(list(kept))
+        assert [(key, b"9") for key in (b"a", b"b", b"c")] == [
+            (record.key, record.value) for record in log
+        ][:3]
+        name = "cleaner-offset-checkpoint"
+        assert {("users", 0): 30} == checkpoint(tmp_path / "data", name)
+        s.store.close()
+        s = session(config=self.CONFIG)
+        assert 4 == len(list(s.store["users", 0]))
+
+    def test_off(self, session):
+        """log.cleaner.enable=false."""
+        s = session(config={**self.CONFIG, "log.cleaner.enable": False})
+        log = s.store.create_topic("users", config={"cleanup.policy": "compact"})[0]
+        self.fill(log)
+        log.roll()
+        s.run_for(MINUTE_MS)
+        assert 30 == len(list(log))
+
+    def test_held(self, session, tmp_path):
+        """A topic that was found is not compacted before somebody says so."""
+        s = session(config=self.CONFIG)
+        self.fill(s.store.create_topic("users")[0])
+        s.store["users", 0].roll()
+        s.store.close()
+        os.unlink(tmp_path / "data" / "logstore-topics")
+        s = session(config={**self.CONFIG, "cleanup.policy": "compact"})
+        log = s.store["users", 0]
+        s.run_for(MINUTE_MS)
+        assert 30 == len(list(log))
+        s.store.alter_topic("users", {"cleanup.policy": "compact"})
+        s.run_for(MINUTE_MS)
+        assert 3 == len(list(log))
+
+    def test_ends_with_the_store(self, tmp_path):
+        """With threads of its own: a topic that is deleted, a policy that changes, a close."""
+        config = {**self.CONFIG, "log.cleaner.backoff.ms": 1}
+        with open_log_store(tmp_path / "data", config=config) as store:
+            for name in "abc":
+                store.create_topic(name, config={"cleanup.policy": "compact"})
+            for _ in range(5):
+                for name in store:
+                    self.fill(store[name, 0], 3)
+                    store[name, 0].roll()
+            store.delete_topic("a")
+            store.alter_topic("b", {"cleanup.policy": "delete"})
+            deadline = time.monotonic() + 30
+            while len(list(store["c", 0])) > 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+        assert not store.errors
+        assert not [t for t in threading.enumerate() if t.name.startswith("kafka-log-cleaner")]
 
 
 class TestFailures:
