@@ -412,6 +412,21 @@ class LogCleaningAbortedError(LogStoreError):
     """
 
 
+class RetentionBlockedError(LogStoreError):
+    """
+    A segment cannot go by age, and nothing behind it can: what it says of its age cannot be right.
+
+    Attributes:
+        timestamp: The largest timestamp in it, in ms; None: its records have none.
+    """
+
+    timestamp: int | None = None
+
+    def __init__(self, message: str, *, timestamp: int | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.timestamp = timestamp
+
+
 class PartialAppendError(LogStoreError):
     """
     An append larger than one segment, or of unsized input, failed after a part was published.

@@ -34,10 +34,17 @@ from logstore.checkpoint import (
     TopicPartition,
 )
 from logstore.clock import Clock
-from logstore.errors import ClosedError, DiskFullError, LogStoreError, StorageError
+from logstore.errors import (
+    ClosedError,
+    DiskFullError,
+    LogStoreError,
+    RetentionBlockedError,
+    StorageError,
+)
 from logstore.files import Files
 from logstore.hosted_partition import HostedPartition
 from logstore.log_directory import LogDirectory
+from logstore.partition_retention import blocked_retention
 from logstore.scheduler import Scheduler, Task
 from logstore.store_config import StoreConfig
 from logstore.topic_configs import TopicConfigs
@@ -120,6 +127,7 @@ class StoreTasks:
         self._store: Final = weakref.ref(store)
         self._tasks: list[Task] = []
         self._deletion: Task | None = None
+        self._told_of_blocked: set[str] = set()
 
     def start(self) -> None:
         """Begin."""
@@ -186,11 +194,25 @@ class StoreTasks:
             if log is None or log.config.compact or store.is_held(topic_partition.topic):
                 continue
             try:
-                log.delete_old_segments()
+                plan = log.apply_retention()
+                self._report_blocked(store, topic_partition, blocked_retention(plan))
             except ClosedError:
                 continue  # It was deleted meanwhile.
             except LogStoreError as error:
                 self._note(store, hosted, error, f"delete old segments of {topic_partition}")
+
+    def _report_blocked(
+        self,
+        store: Store,
+        topic_partition: TopicPartition,
+        error: RetentionBlockedError | None,
+    ) -> None:
+        """Tell, once for each topic, that a timestamp keeps everything behind it."""
+        if error is None or topic_partition.topic in self._told_of_blocked:
+            return
+        self._told_of_blocked.add(topic_partition.topic)
+        error.topic, error.partition = topic_partition
+        store.report(error, f"delete old segments of {topic_partition}")
 
     def _note(self, store: Store, hosted: HostedPartition, error: BaseException, what: str) -> None:
         if is_directory_failure(error):

@@ -8,6 +8,7 @@ One partition as a broker sees it: append, roll, flush, read, truncate, delete.
 ``partition_watermarks.py``  how high watermark, last stable offset and log start move
 ``appending.py``             one append, step by step (spec 5.3); roll
 ``cleanable_log.py``         what the cleaner does to a log: segments replaced by others
+``partition_retention.py``   what goes by log start, size and age (spec 5.11)
 this module                  the other operations of Kafka's ``UnifiedLog``
 ``log.py``                   what a Python program uses: records in, records out
 ===========================  =====================================================================
@@ -22,15 +23,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from logstore.cleanable_log import CleanableLog
 from logstore.errors import ClosedError, StorageError
 from logstore.file_records import FetchDataInfo
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
+from logstore.partition_retention import RetainingLog
 from logstore.producer_rebuild import rebuild_producer_state
-from logstore.retention import breaches_age, breaches_log_start, breaches_size, deletable_segments
 from logstore.segment import LogSegment, TimestampAndOffset
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ LATEST_TIERED_TIMESTAMP: Final = -5
 NO_TIMESTAMP: Final = -1
 
 
-class UnifiedLog(CleanableLog):
+class UnifiedLog(RetainingLog):
     """
     One partition log: what Kafka's ``UnifiedLog`` does, without tiered storage.
 
@@ -236,58 +236,6 @@ class UnifiedLog(CleanableLog):
             return self.producer_state.has_late_transaction(
                 self._clock.milliseconds() if now_ms is None else now_ms
             )
-
-    # -- retention ---------------------------------------------------------------------------------
-
-    def delete_old_segments(self) -> int:
-        """
-        Delete segments that the log start, retention.bytes or retention.ms let go.
-
-        Size and age count only if cleanup.policy has delete. Files are renamed to ``.deleted`` and
-        go after file.delete.delay.ms.
-
-        Returns:
-            The number of segments deleted.
-
-        Source: Kafka ``deleteOldSegments``; spec 5.11.
-        """
-        config = self.config
-        with self.changing():
-            deleted = self._delete_breaching(breaches_log_start(self.log_start_offset))
-            if config.delete:
-                segments = self._local_log.segments
-                if config.retention_bytes >= 0:
-                    rule = breaches_size(tuple(segments), config.retention_bytes)
-                    deleted += self._delete_breaching(rule)
-                if config.retention_ms >= 0:
-                    deleted += self._delete_breaching(
-                        _age_rule(self._clock.milliseconds(), config.retention_ms)
-                    )
-            return deleted
-
-    def _delete_breaching(self, rule: Callable[[LogSegment, LogSegment | None], bool]) -> int:
-        deletable = deletable_segments(
-            tuple(self._local_log.segments),
-            high_watermark=self.high_watermark,
-            log_end_offset=self.log_end_offset,
-            breaches=rule,
-        )
-        if not deletable:
-            return 0
-        gone = deletable
-        if len(deletable) == len(self._local_log.segments):
-            # One segment must remain: a new one at the log end.
-            new = self.roll_segment()
-            if new.base_offset == deletable[-1].base_offset:
-                gone = deletable[:-1]
-        if gone:
-            following = self._local_log.segments.higher(gone[-1].base_offset)
-            assert following is not None
-            self.maybe_increment_log_start_offset(following.base_offset)
-            self.forget_places()
-            self._local_log.remove_and_delete_segments(gone)
-        self._delete_producer_snapshots(deletable)
-        return len(deletable)
 
     # -- truncate ----------------------------------------------------------------------------------
 
@@ -543,20 +491,3 @@ def delete_tree(directory: str, files: Files) -> None:
         else:
             files.unlink(path, missing_ok=True)
     files.rmdir(directory)
-
-
-def _age_rule(now_ms: int, retention_ms: int) -> Callable[[LogSegment, LogSegment | None], bool]:
-    """
-    Return the rule for ``retention.ms``, in which batch headers have the last word.
-
-    An index or a file time may only nominate a segment for deletion (DESIGN.md D5): it goes if no
-    batch in it is younger than they say.
-    """
-
-    def largest_timestamp(segment: LogSegment) -> int:
-        timestamp = segment.largest_timestamp()
-        if now_ms - timestamp <= retention_ms:
-            return timestamp
-        return max([timestamp, *(header.max_timestamp for header in segment.headers())])
-
-    return breaches_age(now_ms, retention_ms, largest_timestamp)

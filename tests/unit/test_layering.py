@@ -73,6 +73,7 @@ LAYERS = [
     {"partition_watermarks"},
     {"appending"},
     {"cleanable_log"},
+    {"partition_retention"},
     {"unified_log"},
     {"checking", "extending", "log_to_clean"},
     {"cleaner"},

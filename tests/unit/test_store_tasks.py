@@ -327,7 +327,7 @@ class TestFailures:
         def fail():
             raise StorageError("no luck; try again", errno.EACCES)
 
-        monkeypatch.setattr(type(log), "delete_old_segments", lambda self: fail())
+        monkeypatch.setattr(type(log), "apply_retention", lambda self: fail())
         s.run_for(MINUTE_MS)
         told = ["delete old segments of orders-0", "delete old segments of other-0"]
         assert told == [report.what for report in s.reports]

@@ -1,0 +1,152 @@
+"""
+What a log deletes by itself: the one place where retention's plan is carried out.
+
+Source: Kafka ``UnifiedLog.deleteOldSegments``; spec 5.11.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from logstore.cleanable_log import CleanableLog
+from logstore.errors import RetentionBlockedError
+from logstore.retention import BY_AGE, BY_LOG_START, BY_SIZE, RetentionPlan, plan_retention
+
+if TYPE_CHECKING:
+    from logstore.segment import LogSegment
+
+logger = logging.getLogger(__name__)
+
+
+class RetainingLog(CleanableLog):
+    """
+    One partition log whose oldest segments go by log start, size and age.
+
+    **Thread rule**: any thread may call anything. Changes take the log's lock.
+
+    Source: Kafka ``UnifiedLog``.
+    """
+
+    _has_deleted = False
+
+    def retention_plan(self) -> RetentionPlan[LogSegment]:
+        """
+        Return what :meth:`delete_old_segments` would delete now, and what it waits for then.
+
+        Cost: the batch headers of each segment that would go by age, and of the next one.
+        """
+        self.check_open()
+        config = self.config
+        now_ms = self._clock.milliseconds()
+        return plan_retention(
+            tuple(self._local_log.segments),
+            log_start_offset=self.log_start_offset,
+            high_watermark=self.high_watermark,
+            log_end_offset=self.log_end_offset,
+            deletes=config.delete,
+            retention_bytes=config.retention_bytes,
+            retention_ms=config.retention_ms,
+            now_ms=now_ms,
+            largest_timestamp=lambda each: _largest_timestamp(each, now_ms, config.retention_ms),
+        )
+
+    def delete_old_segments(self) -> int:
+        """
+        Delete segments that the log start, retention.bytes or retention.ms let go.
+
+        Size and age count only if cleanup.policy has delete. Files are renamed to ``.deleted`` and
+        go after file.delete.delay.ms. A segment goes by age when its batch headers were walked for
+        the largest timestamp; one whose records have no timestamps never does.
+
+        Returns:
+            The number of segments deleted.
+
+        Source: Kafka ``deleteOldSegments``; spec 5.11.
+        """
+        return len(self.apply_retention().deletions)
+
+    def apply_retention(self) -> RetentionPlan[LogSegment]:
+        """Do what :meth:`delete_old_segments` does, and return the plan that was carried out."""
+        with self.changing():
+            plan = self.retention_plan()
+            if plan.deletions:
+                self._log_deletions(plan)
+                self._delete([each.segment for each in plan.deletions])
+            return plan
+
+    def _log_deletions(self, plan: RetentionPlan[LogSegment]) -> None:
+        """Say what goes and why: aloud the first time, since somebody may not have meant it."""
+        level = logging.DEBUG if self._has_deleted else logging.INFO
+        self._has_deleted = True
+        for rule in (BY_LOG_START, BY_SIZE, BY_AGE):
+            found = [each for each in plan.deletions if each.rule == rule]
+            if not found:
+                continue
+            timestamps = [each.largest_timestamp for each in found]
+            logger.log(
+                level,
+                "%s: offsets %d to %d (%d segments) are deleted by %s=%d%s",
+                self._directory,
+                found[0].segment.base_offset,
+                found[-1].next_offset - 1,
+                len(found),
+                rule,
+                {
+                    BY_LOG_START: self.log_start_offset,
+                    BY_SIZE: self.config.retention_bytes,
+                    BY_AGE: self.config.retention_ms,
+                }[rule],
+                f"; their largest timestamp is {max(filter(None, timestamps), default=0)}"
+                if rule == BY_AGE
+                else "",
+            )
+
+    def _delete(self, deletable: list[LogSegment]) -> None:
+        gone = deletable
+        if len(deletable) == len(self._local_log.segments):
+            # One segment must remain: a new one at the log end.
+            new = self.roll_segment()
+            if new.base_offset == deletable[-1].base_offset:
+                gone = deletable[:-1]
+        if gone:
+            following = self._local_log.segments.higher(gone[-1].base_offset)
+            assert following is not None
+            self.maybe_increment_log_start_offset(following.base_offset)
+            self.forget_places()
+            self._local_log.remove_and_delete_segments(gone)
+        self._delete_producer_snapshots(deletable)
+
+
+def _largest_timestamp(segment: LogSegment, now_ms: int, retention_ms: int) -> int | None:
+    """
+    Return the largest timestamp of a segment's records, None if they have none.
+
+    What an index says is taken for true if it keeps the segment, and the clock has reached it. Else
+    the batch headers have the last word (DESIGN.md D5). When a file was written says nothing: that
+    changes with a copy.
+    """
+    if segment.size_bytes == 0:
+        return segment.modified_ms()  # With it no record goes.
+    timestamp = segment.max_timestamp_and_offset_so_far().timestamp
+    if now_ms - retention_ms <= timestamp <= now_ms:
+        return timestamp
+    largest = max((header.max_timestamp for header in segment.headers()), default=-1)
+    return largest if largest >= 0 else None
+
+
+def blocked_retention(plan: RetentionPlan[LogSegment]) -> RetentionBlockedError | None:
+    """Return what to tell somebody whose log keeps more than retention.ms says; None: all well."""
+    first = plan.first_kept
+    if first is None or not (plan.is_ahead or plan.has_no_timestamps):
+        return None
+    what = "records without timestamps"
+    if plan.is_ahead:
+        what = f"the timestamp {plan.first_kept_timestamp}, in the future"
+    return RetentionBlockedError(
+        f"retention.ms waits for the segment at offset {first.base_offset}, which has {what}:"
+        " it and all behind it stay; limit retention.bytes, or move the log start behind it",
+        path=first.log_path,
+        offset=first.base_offset,
+        timestamp=plan.first_kept_timestamp,
+    )
