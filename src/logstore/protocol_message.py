@@ -166,6 +166,10 @@ class MessageReader:
         self._position += size
         return taken
 
+    def rest(self) -> bytes:
+        """Return what is left."""
+        return self.take(len(self._data) - self._position)
+
     def int16(self) -> int:
         """Return an int16."""
         return int.from_bytes(self.take(2), "big", signed=True)

@@ -34,6 +34,7 @@ from typing import Any, Self
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
+from logstore.config_import import ConfigImport, import_configs
 from logstore.errors import (
     LogStoreError,
     StorageError,
@@ -190,6 +191,27 @@ class LogStore(TransactionalStore):
 
     Source: Kafka ``LogManager``.
     """
+
+    def import_configs(self, path: str | os.PathLike[str] | None = None) -> ConfigImport:
+        """
+        Take over the settings of held topics from the metadata of the broker that had them.
+
+        Topics that are not held stay as they are. A topic whose retention and cleanup policy were
+        the broker's defaults stays held, as does one that the metadata does not know.
+
+        Args:
+            path: ``__cluster_metadata-0``, or the directory that it is in; None: one of the
+                store's.
+
+        **Durability**: durable on return.
+
+        Raises:
+            LogNotFoundError: There is no such directory.
+            CorruptRecordError: The metadata is damaged or not whole; nothing was changed.
+            InvalidRecordError: A newer broker wrote it; nothing was changed.
+        """
+        self.check_writable()
+        return import_configs(self, path)
 
     def flush(self) -> None:
         """Make everything that was appended durable, in every log that is open."""

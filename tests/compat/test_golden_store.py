@@ -120,3 +120,20 @@ def test_damage_is_isolated(golden, tmp_path, opened, family):
         (record,) = store[key].read(offset, isolation="read_uncommitted")
         assert (offset, b"on") == (record.offset, record.value)
     store.close()
+
+
+def test_settings_out_of_the_metadata(golden, tmp_path, opened):
+    """Held topics get what the controller knew, out of its newest snapshot and its log."""
+    expected = json.loads((golden / "internal-topics" / "expected.json").read_text())
+    path = copied(golden, "internal-topics", tmp_path / "data")
+    store, _ = opened(path)
+    found = store.import_configs()
+    stated = {
+        partition["topic"]: partition["topic_config"]
+        for partition in expected["partitions"].values()
+        if partition["topic"] != "__cluster_metadata"
+    }
+    assert stated == found.imported
+    assert {} == found.held
+    assert [] == [topic.name for topic in store.topics() if topic.is_held]
+    assert store["__consumer_offsets"].config.compact
