@@ -3,7 +3,8 @@ Live offsets: the file in which a log's writer shows other processes how far it 
 
 ``live-offsets`` in the log's directory, one page, mapped by the writer and its readers. Kafka
 ignores it. It may be deleted at any time: nothing in it counts after its writer is gone, readers
-that have it open go on, others read what was flushed until the log is opened for writing again.
+that have it open go on, others read what was flushed until the writer makes it again, at its next
+roll, flush or truncation. It may not be cut: that is a SIGBUS in whoever has it mapped.
 
 ====  =====  ===========================================================================
 pos   bytes  field, in the machine's byte order; int64 but for the header
@@ -67,6 +68,7 @@ from typing import TYPE_CHECKING, Final
 from logstore._native import (
     LIVE_BYTES,
     LIVE_HEADER_BYTES,
+    LIVE_TRUNCATIONS_AT,
     READERS_SLOT,
     WRITER_SLOT,
     LivePage,
@@ -247,20 +249,22 @@ class LiveOffsets:
         log_end_offset: int,
         log_start_offset: int,
         recovery_point: int,
+        before: LiveOffsets | None = None,
         files: Files = REAL_FILES,
     ) -> LiveOffsets | None:
         """
         Begin to show a log's offsets; None, with a warning, if that is not possible here.
 
-        The caller is the log's only writer. A process shows a quarter as many logs as it may have
-        files open: each keeps one.
+        The caller is the log's only writer. ``before`` is what it has shown in a file that was
+        deleted: the truncations in there are taken along. A process shows a quarter as many logs as
+        it may have files open: each keeps one.
         """
         path = os.path.join(directory, LIVE_OFFSETS_FILE)
         if len(_held_files) >= _shown_logs_max():
             _tell_of_limit()
             return None
         try:
-            file = _open_to_write(path, files)
+            file = _open_to_write(path, files, None if before is None else before.page)
         except LogStoreError as error:
             logger.warning("readers in other processes see only what is flushed: %s", error)
             return None
@@ -290,6 +294,18 @@ class LiveOffsets:
     def page(self) -> LivePage:
         """What is shared."""
         return self._file.page
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file still has its name."""
+        return self._file.is_current
+
+    def leave(self) -> None:
+        """Show no more in a file that was deleted, after another one has taken its place."""
+        self._writer = None
+        _held_files.discard(self._file)
+        self._file.close()
+        self.page.close()  # Readers find the lock free, and look for the other file.
 
     @property
     def has_readers(self) -> bool:
@@ -368,8 +384,12 @@ def _tell_of_limit() -> None:
     )
 
 
-def _open_to_write(path: str, files: Files) -> LiveFile:
-    """Open the file, with the writer's lock and with blocks behind all of it."""
+def _open_to_write(path: str, files: Files, before: LivePage | None) -> LiveFile:
+    """
+    Open the file, with the writer's lock and with blocks behind all of it.
+
+    It gets the truncations of ``before``.
+    """
     for _ in range(2):
         fd = files.open(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -387,6 +407,8 @@ def _open_to_write(path: str, files: Files) -> LiveFile:
                     files.unlink(path, missing_ok=True)
                     continue
                 files.pwrite(fd, bytes(LIVE_BYTES), 0)
+            if before is not None:
+                files.pwrite(fd, before.truncations, LIVE_TRUNCATIONS_AT)
             files.fallocate(fd, 0, LIVE_BYTES)
             file = LiveFile(path, fd, files, writable=True)
         except BaseException:

@@ -191,12 +191,7 @@ class LiveView:
             if is_patient and is_signed(state_path, self._files):
                 return None  # It has just begun, as a rule.
             return self._see_flushed(0)
-        try:
-            return self._see_closed(loader)
-        except (LogStoreError, OSError):
-            if self._is_written(state_path):
-                return None
-            raise
+        return self._see_closed(loader)
 
     def _state_path(self) -> str:
         return state_path_of(self._directory, self._files)
@@ -228,7 +223,7 @@ class LiveView:
         file = self._file
         assert file is not None
         shown = file.page.load()
-        if shown is None:
+        if shown is None or not (shown.is_open or file.is_writer_alive):
             return None
         if (
             before is not None
@@ -448,7 +443,15 @@ class LiveView:
         """Return what a load finds; None if somebody began to write meanwhile."""
         state_path = self._state_path()
         mark = _lock_mark(state_path, self._files)
-        loaded = loader.load()
+        if self._is_written(state_path):
+            return None
+        try:
+            loaded = loader.load()
+        except (LogStoreError, OSError):
+            # A writer that came meanwhile, and is perhaps gone again, has changed files.
+            if self._is_written(state_path) or mark != _lock_mark(state_path, self._files):
+                return None
+            raise
         if self._is_written(state_path) or mark != _lock_mark(state_path, self._files):
             for segment in loaded.segments:
                 segment.close_handlers()
@@ -585,12 +588,7 @@ class LiveView:
             return self._see_flushed(0 if before is None else before.log_end.message_offset)
         if before is not None and before.state is State.CLOSED and not self._has_changed():
             return before
-        try:
-            return self._see_closed(self._new_loader())
-        except (LogStoreError, OSError):
-            if self._is_written(self._state_path()):
-                return None
-            raise
+        return self._see_closed(self._new_loader())
 
     def _has_changed(self) -> bool:
         """Whether somebody has written since the log was found closed."""

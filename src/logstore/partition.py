@@ -180,6 +180,7 @@ class Partition(NativeLog):
         self._is_read_only = read_only
         self._depth = 0  # Of nested changes, by the thread that holds the lock.
         self._pid = os.getpid()
+        self._writer_epoch = 0  # The number of writers there have been.
         self._live: LiveOffsets | None = None  # What other processes see of this log.
         self._view: View | None = None  # What this one sees of another process's.
         self._truncations: Final = Truncations()
@@ -483,9 +484,11 @@ class Partition(NativeLog):
 
     def show_live_offsets(self, writer_epoch: int) -> None:
         """Let readers in other processes see from now on where the log stands."""
-        with self._lock:
+        self._writer_epoch = writer_epoch
+        with self._lock, self._writer.exclusive():
             active = self._local_log.active_segment
             offsets = self.offsets
+            before = self._live
             live = LiveOffsets.create(
                 self._directory,
                 writer=self._writer,
@@ -495,10 +498,26 @@ class Partition(NativeLog):
                 log_end_offset=offsets.log_end_offset,
                 log_start_offset=offsets.log_start_offset,
                 recovery_point=offsets.recovery_point,
+                before=before,
                 files=self._files,
             )
+            if live is None and before is not None:
+                return  # Who has the file open goes on with it.
             self._live = self._truncations.live = live
             self._watermarks.show_in(live)
+            if before is not None:
+                before.leave()
+
+    def _renew_live_offsets(self) -> None:
+        """Show the offsets in a new file if the old one was deleted; the lock is held."""
+        live = self._live
+        if live is None or live.is_current or not self._files.is_directory(self._directory):
+            return
+        shown = live.page.load()
+        if (
+            shown is not None and shown.truncation_count % 2 == 0
+        ):  # Its end belongs in the same file.
+            self.show_live_offsets(self._writer_epoch)
 
     def look_through(self, view: View) -> None:
         """See from now on what another process writes."""
@@ -521,6 +540,7 @@ class Partition(NativeLog):
 
     def _show_active_segment(self) -> None:
         """Let other processes see which segment is active, after a roll or a truncation."""
+        self._renew_live_offsets()
         if self._live is not None:
             active = self._local_log.active_segment
             self._live.place(active.base_offset, active.size_bytes)

@@ -156,6 +156,7 @@ class FlushedPartition(Partition):
             # A truncation in between may have put other bytes below the offset.
             if truncations == self._truncations.count and recovery_point > self.recovery_point:
                 self._watermarks.raise_recovery_point(recovery_point, self._clock.milliseconds())
+                self._renew_live_offsets()
                 if self._checkpoints is not None:
                     self._checkpoints.maybe_write(self._offsets_to_keep)
                 if self._local_log.active_segment.base_offset < recovery_point:

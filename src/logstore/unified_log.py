@@ -325,6 +325,7 @@ class UnifiedLog(RetainingLog):
     @contextlib.contextmanager
     def _truncating(self, first_offset: int) -> Iterator[None]:
         """Tell readers that what they meet from an offset on may be on its way out."""
+        self._renew_live_offsets()
         with self._truncations.under_way(first_offset):
             self.forget_places()
             yield

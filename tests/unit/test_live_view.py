@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -343,6 +344,48 @@ class TestWithoutLiveOffsets:
                 assert ("flushed", [b"flushed"]) == as_nobody(path)
             os.chmod(os.path.join(path, LIVE_OFFSETS_FILE), 0o644)
             assert ("flushed", [b"flushed", b"written"]) == as_nobody(path)
+
+    @pytest.mark.parametrize("renew", ["roll", "flush", "truncate"])
+    def test_deleted_file_is_made_again(self, writer, path, renew):
+        """By the next roll, flush or truncation; who has the old one open goes over to the new."""
+        for _ in range(60):
+            writer.append(b"a" * 20)
+        with logstore.open(path, "r") as reader, reader.follow() as records:
+            records_before = reader.read_values()
+            next(records_before)
+            records_before.discard()
+
+            def wait():
+                with contextlib.suppress(logstore.OffsetOutOfRangeError):
+                    next(records, None)
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            until(lambda: reader._view._watch is not None)
+            os.unlink(os.path.join(path, LIVE_OFFSETS_FILE))
+            if renew == "truncate":
+                writer.truncate_to(50)
+                writer.truncate_to(40)
+                records.close()
+            elif renew == "roll":
+                writer.roll()
+            else:
+                writer.flush()
+            assert os.path.exists(os.path.join(path, LIVE_OFFSETS_FILE))
+            writer.extend([b"b"] * 30)
+            thread.join(10)
+            assert not thread.is_alive()
+            with logstore.open(path, "r") as late:
+                for log in (late, reader):
+                    until(lambda log=log: log.log_end_offset == writer.log_end_offset)
+                    assert State.LIVE is log._view.state
+                    assert values(writer) == values(log)
+                if renew == "truncate":
+                    assert 40 == reader.truncated_to(0)
+                    assert 4 == late._view._file.page.load().truncation_count
+                rest = list(records_before)
+                assert len(rest) >= 39
+                assert values(writer)[1 : 1 + len(rest)] == rest
 
     def test_beside_a_broker(self, tmp_path):
         """Its lock is on the log directory; the high watermark checkpoint says what is readable."""

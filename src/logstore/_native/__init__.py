@@ -92,6 +92,7 @@ from logstore._native.kernels import (
 from logstore._native.live import (
     LIVE_BYTES,
     LIVE_HEADER_BYTES,
+    LIVE_TRUNCATIONS_AT,
     LIVE_WAIT_MAX,
     READERS_SLOT,
     WRITER_SLOT,
@@ -153,6 +154,7 @@ __all__ = [
     "GATHER_VIEW_BYTES",
     "LIVE_BYTES",
     "LIVE_HEADER_BYTES",
+    "LIVE_TRUNCATIONS_AT",
     "LIVE_WAIT_MAX",
     "OFFSET_MAP_ENTRY_BYTES",
     "PREALLOCATE_BYTES",

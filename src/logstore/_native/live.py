@@ -23,6 +23,7 @@ LIVE_WAIT_MAX: Final = lib.LS_LIVE_WAIT_MAX
 WRITER_SLOT: Final = lib.LS_LIVE_WRITER_SLOT
 READERS_SLOT: Final = lib.LS_LIVE_READERS_SLOT
 
+LIVE_TRUNCATIONS_AT: Final = lib.LS_LIVE_TRUNCATIONS_AT
 _END_AT: Final = lib.LS_LIVE_END_AT
 _OFFSETS: Final = struct.Struct("=15q")
 assert _OFFSETS.size == ffi.sizeof("struct ls_live_offsets")
@@ -127,6 +128,11 @@ class LivePage:
     def header(self) -> bytes:
         """The first bytes, of which the native core knows only the size."""
         return bytes(self._memory[:LIVE_HEADER_BYTES])
+
+    @property
+    def truncations(self) -> bytes:
+        """The end of the page, from the truncation count on, for its writer."""
+        return bytes(self._memory[LIVE_TRUNCATIONS_AT:LIVE_BYTES])
 
     # -- the writer --------------------------------------------------------------------------------
 

@@ -918,8 +918,9 @@ int64_t ls_writer_append_columns(ls_writer *writer, const struct ls_columns *col
 enum {
     LS_LIVE_BYTES = 4096,
     LS_LIVE_HEADER_BYTES = 128,
-    LS_LIVE_END_AT = 128,    /* int64, the log end offset: ls_load reads it */
-    LS_LIVE_CHANGE_AT = 192, /* int64, moves with everything but the log end; odd meanwhile */
+    LS_LIVE_END_AT = 128,         /* int64, the log end offset: ls_load reads it */
+    LS_LIVE_CHANGE_AT = 192,      /* int64, moves with everything but the log end; odd meanwhile */
+    LS_LIVE_TRUNCATIONS_AT = 256, /* int64, the truncation count; behind it the truncations */
     LS_LIVE_TRUNCATIONS = 256,
     LS_LIVE_REPLACED = -2, /* in place of a target: other files have the names of sealed segments */
     LS_LIVE_WAIT_MAX = 128

@@ -42,6 +42,8 @@ struct ls_live {
 
 _Static_assert(offsetof(struct ls_live, log_end_offset) == LS_LIVE_END_AT, "fixed places");
 _Static_assert(offsetof(struct ls_live, change_count) == LS_LIVE_CHANGE_AT, "fixed places");
+_Static_assert(offsetof(struct ls_live, truncation_count) == LS_LIVE_TRUNCATIONS_AT,
+               "fixed places");
 _Static_assert(offsetof(struct ls_live, truncated_to) == 320, "fixed places");
 _Static_assert(sizeof(struct ls_live) <= LS_LIVE_BYTES, "one page");
 
