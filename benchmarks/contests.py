@@ -31,6 +31,7 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "scan 1 KiB": partial(scanning.scan, value_size=1024),
     "lookup": reading.lookup,
     "random get": reading.random_get,
+    "reading threads": reading.threads,
     "serving": serving.serving,
     "follow latency": following.latency,
     "follow asyncio": following.asynchronous,
