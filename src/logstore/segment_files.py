@@ -20,6 +20,7 @@ import contextlib
 import os
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from logstore.errors import ClosedError, DiskFullError, StorageError
@@ -99,6 +100,7 @@ class SegmentFiles:
         "_directory",
         "_file_suffix",
         "_files",
+        "_former_handles",
         "_guard",
         "_handle",
         "_index_bytes",
@@ -137,6 +139,8 @@ class SegmentFiles:
         self._open_flags: Final = os.O_RDWR if writable else os.O_RDONLY
         self._guard = threading.Lock()
         self._handle: FileHandle | None = None
+        # Of files that were let go of; ranges may hold them, and are closed with the segment.
+        self._former_handles: list[weakref.ref[FileHandle]] = []
         self._views: FileViews | None = None  # Of the present file; made when it is first mapped.
         self._is_closed = False
         self._is_kept_open = False
@@ -357,7 +361,12 @@ class SegmentFiles:
         with self._guard:
             if self.is_attached or self._is_kept_open:
                 return
-            self._handle = None
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._former_handles = [
+                    *(each for each in self._former_handles if each() is not None),
+                    weakref.ref(handle),
+                ]
         for index in (self._offset_index, self._time_index, self._txn_index):
             if index is not None:
                 index.release()
@@ -489,9 +498,12 @@ class SegmentFiles:
     def _close_handle(self, *, is_deleted: bool = False) -> None:
         with self._guard:
             self._is_closed = True
-            handle, self._handle = self._handle, None
+            handles = [self._handle, *(each() for each in self._former_handles)]
+            self._handle = None
         OPEN_FILES.remove(self)
-        if handle is not None:
+        for handle in handles:
+            if handle is None:
+                continue
             if is_deleted:
                 handle.retire()
             else:

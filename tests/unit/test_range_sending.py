@@ -305,6 +305,18 @@ class TestLifetime:
         log.extend([b"x" * 50] * 5)
         assert before == part.records.to_bytes()
 
+    def test_closed_after_its_segment_let_go_of_the_file(self, log):
+        """A range is closed with its log, also if the segment has opened its file anew since."""
+        fill(log)
+        part = log.fetch(0, max_bytes=500)
+        log.flush()
+        log.segments[0].release()
+        assert log.segments[0].read_at(0, 10)
+        assert part.records.to_bytes()
+        log.close()
+        with pytest.raises(ClosedError):
+            part.records.to_bytes()
+
     def test_closed(self, log, pair):
         """After the log's close, or its own, a range says so; NO_RECORDS needs no file."""
         fill(log)
