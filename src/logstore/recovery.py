@@ -2,8 +2,8 @@
 Recovery of one segment: read the ``.log`` file once, keep its valid prefix, rebuild the rest.
 
 The file is read in large steps into one buffer, which serves all segments of a load. Batches are
-judged and their index entries made in C; Python sees only what needs it: batches of producers
-(idempotence, transactions), changes of the leader epoch, magic 0 and 1 entries. A small segment
+judged and their index entries made in C; Python sees only what needs it: batches of transactions,
+the last ones of idempotent producers, changes of the leader epoch, magic 0 and 1. A small segment
 with none of these, and with right indexes, takes one call into C: a log may have thousands.
 
 Indexes are compared with what was found, and written only if they are not that already: after most
@@ -49,6 +49,7 @@ from logstore.errors import (
 )
 from logstore.index import AbortedTxn, OffsetIndex, TimeIndex, TimestampOffset
 from logstore.legacy import LegacyEntry
+from logstore.producer_batches import ProducerBatches
 from logstore.record import RecordBatch
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class _Recovery:
         self.valid_bytes = 0
         self.index_state = _empty_index_state(segment)
         self.has_producers = False
+        self.producer_batches = ProducerBatches(producer_state)
         self.largest_offset = segment.base_offset - 1
         self.offset_entries: list[bytes] = []
         self.time_entries: list[bytes] = []
@@ -377,10 +379,13 @@ class _Recovery:
 
     def _update_producers(self, data: memoryview, batches: _Batches) -> None:
         start = int(batches["position"][0])
-        (producers,) = (batches["producer_id"] != NO_PRODUCER_ID).nonzero()
-        for at in producers.tolist():
+        of_producers = batches[batches["producer_id"] != NO_PRODUCER_ID]
+        if len(of_producers):
             self.has_producers = True
-            self._apply(RecordBatch(data, int(batches["position"][at]) - start))
+            if not self.producer_batches.add(of_producers):
+                self.producer_batches.apply()
+                for position in of_producers["position"].tolist():
+                    self._apply(RecordBatch(data, position - start))
         if batches["magic"][-1] >= 2:
             self.producer_state.update_map_end_offset(int(batches["last_offset"][-1]) + 1)
 
@@ -455,6 +460,7 @@ def recover_segment(
             return segment.size_bytes, _largest_timestamp(index_state)
     recovery = _Recovery(segment, producer_state, leader_epochs, buffer, unflushed_from)
     recovery.run()
+    recovery.producer_batches.apply()
     recovery.write_indexes()
     buffer.may_be_plain = not recovery.has_producers
     return recovery.valid_bytes, _largest_timestamp(recovery.index_state)

@@ -47,6 +47,7 @@ LAYERS = [
     {"validator", "leader_epoch", "producer_append", "retention"},
     {"follower_truncation", "producer_state", "unindexed_aborted"},
     {"producer_view"},
+    {"producer_batches"},
     {"recovery"},
     {"index_repair"},
     {"segment_reading"},
