@@ -445,7 +445,7 @@ class TestCompletion:
     @pytest.mark.parametrize(
         ("words", "expected"),
         [
-            (["logstore", "re"], {"read", "repair"}),
+            (["logstore", "re"], {"read", "repair", "retention"}),
             (["logstore", "read", "--ta"], {"--tail"}),
             (["logstore", "append", "--key"], {"--key-column"}),
             (["logstore", "--v"], {"--version"}),

@@ -27,6 +27,8 @@ from logstore.cli import (
     positions,
     read,
     repair,
+    retention,
+    takeover,
     topics,
     verify,
 )
@@ -58,10 +60,12 @@ COMMANDS = (
     alter,
     delete,
     positions,
+    takeover,
     info,
     dump,
     verify,
     repair,
+    retention,
     completion,
 )
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import logstore
 from logstore.checkpoint import PartitionMetadataFile, topic_partition_of
+from logstore.cli import plans
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
 from logstore.inspection import Damage, find_partitions, scan_log_file, segment_paths
+from logstore.log_directory import is_log_directory
 from logstore.partition_state import PartitionState
 
 EXAMPLE = """\
@@ -18,7 +22,9 @@ examples:
   logstore info data/orders-0
   logstore info --json copied-disk/kafka-logs | jq -r 'select(.size_bytes > 1e9).partition'
 
-Reads the last segment and the small files only; `logstore verify` reads everything.
+Reads the last segment, the small files, and the headers of what retention would remove next;
+`logstore verify` reads everything. Settings are those of `logstore create` and `alter`; the
+defaults of a program that opens the store are not known here (`logstore retention --config`).
 Nothing is written and no lock is taken.
 """
 
@@ -37,18 +43,43 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    for path in arguments.path:
-        partitions = find_partitions(path)
-        if not partitions:
-            message = f"{path} holds no partition: no .log file in it or below"
-            raise FileNotFoundError(message)
-        for partition in partitions:
-            fields = describe(partition)
-            if arguments.json:
-                print(json.dumps(fields, separators=(",", ":")))
-            else:
-                _print(fields)
+    with contextlib.ExitStack() as opened:
+        stores: dict[Path, logstore.LogStore] = {}
+        for path in arguments.path:
+            partitions = find_partitions(path)
+            if not partitions:
+                message = f"{path} holds no partition: no .log file in it or below"
+                raise FileNotFoundError(message)
+            for partition in partitions:
+                fields = describe(partition)
+                fields["retention"] = _retention(partition.resolve(), stores, opened)
+                if arguments.json:
+                    print(json.dumps(fields, separators=(",", ":")))
+                else:
+                    _print(fields)
     return 0
+
+
+def _retention(
+    partition: Path, stores: dict[Path, logstore.LogStore], opened: contextlib.ExitStack
+) -> str | None:
+    """Say what retention removes next, None: a log that stands alone is given its settings."""
+    name = topic_partition_of(partition.name)
+    if name is None or not is_log_directory(str(partition.parent)):
+        return None
+    try:
+        store = stores.get(partition.parent)
+        if store is None:
+            store = logstore.open_store(partition.parent, mode="r", lazy=True)
+            stores[partition.parent] = opened.enter_context(store)
+        if name not in store:
+            return None  # A broker's own, or set aside.
+        if store.is_held(name.topic):
+            return plans.HELD
+        log = store[name]
+        return plans.sentence_of(plans.fields_of(log, log.retention_plan()))
+    except (LogStoreError, OSError) as error:
+        return f"not known: {error}"
 
 
 def describe(partition: Path) -> dict[str, Any]:
