@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.contests import CONTESTS
+from benchmarks.contests import CONTESTS, LEFT_OUT
 from benchmarks.harness import Line, judge, run_contest, table
 from benchmarks.sizes import REAL, SMOKE
 
@@ -80,6 +80,8 @@ def main() -> int:
         os.sync()  # Else the next contest pays for this one's dirty pages.
         print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
 
+    for name, why in LEFT_OUT.items():
+        print(f"{name}: left out: {why}")
     print(f"\n{table(lines)}\n")
     path = arguments.json or directory / ("smoke.json" if arguments.smoke else "benchmarks.json")
     path.write_text(as_json(lines), encoding="utf-8")

@@ -11,6 +11,7 @@ from benchmarks import (
     following,
     memory,
     opening,
+    peers,
     reading,
     scanning,
     serving,
@@ -41,3 +42,8 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "open partitions": opening.open_partitions,
     "memory": memory.ceilings,
 }
+if peers.NO_LMDB is None:
+    CONTESTS["peers: LMDB"] = peers.lmdb
+
+# Contests that cannot be held here, and why.
+LEFT_OUT: dict[str, str] = {} if peers.NO_LMDB is None else {"peers: LMDB": peers.NO_LMDB}

@@ -130,13 +130,21 @@ def latency(directory: Path, size: Size) -> Contest:
                 ambition,
                 at_most=True,
                 unit="futex wake-up",
+                peer="broker 470 us" if part == 0.5 else "-",
             )
         )
     variants.append(
         Variant("spin p50", partial(quantile, partial(records, 1.0), append, 0.5), "wall")
     )
     targets.append(
-        Target("the same, spinning, p50, seconds", "spin p50", None, at_most=True, unit="s")
+        Target(
+            "the same, spinning, p50, seconds",
+            "spin p50",
+            None,
+            at_most=True,
+            unit="s",
+            peer="Chronicle 0.3 us",
+        )
     )
 
     def close() -> None:

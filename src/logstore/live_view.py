@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore._native import live_is_at
 from logstore.aborted_finder import AbortedFinder
-from logstore.errors import CorruptRecordError, LogStoreError, StorageError
+from logstore.errors import LogStoreError, StorageError
 from logstore.file_records import LogOffsetMetadata
 from logstore.leftovers import offset_of_file
 from logstore.live_offsets import (
@@ -213,8 +213,17 @@ class LiveView:
             if file is not None:
                 file.close()
             self._file = file = new
-            self._page_truncations = None
+            self._page_truncations = self._truncations_at_opening(new)
         return file.is_writer_alive
+
+    def _truncations_at_opening(self, file: LiveFile) -> int | None:
+        """Return the count of a new page whose truncations are known, None: of none is."""
+        seen, shown = self._seen, file.page.load()
+        if seen is None:  # Nothing was seen that they could have removed.
+            return None if shown is None else shown.truncation_count
+        if seen.shown is None or shown is None or seen.shown.writer_epoch != shown.writer_epoch:
+            return None
+        return self._page_truncations  # Its writer made the file again, and goes on counting.
 
     # -- live --------------------------------------------------------------------------------------
 
@@ -338,7 +347,7 @@ class LiveView:
                 try:
                     if segment.find_end(shown.log_end_offset if cut is None else cut) != cut:
                         return None
-                except (StorageError, CorruptRecordError):
+                except LogStoreError:
                     return None
             segments.append(segment)
         if unindexed:
@@ -422,7 +431,7 @@ class LiveView:
             active = segments[-1]
             assert isinstance(active, LiveSegment)
             found = active.find_end(end)
-        except (StorageError, CorruptRecordError):
+        except LogStoreError:
             return None
         end = max(min(end, found), active.base_offset)
         log_start_offset = min(max(state.log_start_offset, below[0]), end)

@@ -260,8 +260,9 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         Raises:
             OffsetOutOfRangeError: The log was truncated below this read.
         """
+        truncations = self._log.truncations  # First: the lowest target is of these, or of more.
         lowest = self._log.truncated_to(self._truncations)
-        self._truncations = self._log.truncations
+        self._truncations = truncations
         walk = self._walk
         walk.next_offset = self._block_first
         self._section = None
@@ -269,11 +270,13 @@ class RecordIterator(BlockIterator[ItemT_co], Generic[ItemT_co]):
         walk.relocate()
         walk.stop = min(walk.stop, self._log.reading_end(walk.isolation))
         if lowest is not None and lowest < walk.next_offset:
+            first = self._log.log_start_offset
+            resume = max(lowest, first)  # Perhaps the records there were deleted since.
             raise OffsetOutOfRangeError(
                 f"offset {walk.next_offset} is beyond {lowest}, to which the log was truncated"
-                f" while it was read; read on from {lowest}",
-                log_start_offset=self._log.log_start_offset,
-                log_end_offset=lowest,
+                f" while it was read; read on from {resume}",
+                log_start_offset=first,
+                log_end_offset=resume,
                 offset=walk.next_offset,
             )
 

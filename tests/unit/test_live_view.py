@@ -17,7 +17,8 @@ import pytest
 
 import logstore
 from logstore.control_record import ControlRecordType, EndTransactionMarker
-from logstore.live_offsets import LIVE_OFFSETS_FILE
+from logstore.live_offsets import LIVE_OFFSETS_FILE, LiveFile
+from logstore.live_segment import LiveSegment
 from logstore.live_view import State
 from logstore.record import encode_batch
 from logstore.records_builder import end_transaction_marker
@@ -387,6 +388,28 @@ class TestWithoutLiveOffsets:
                 assert len(rest) >= 39
                 assert values(writer)[1 : 1 + len(rest)] == rest
 
+    def test_truncations_before_the_first_look(self, writer, path, monkeypatch):
+        """A reader that came before its writer's page was ready hears of no older truncations."""
+        writer.extend([b"a"] * 30)
+        writer.truncate_to(5)
+        for _ in range(40):
+            writer.append(b"b")
+        writer.flush()
+        writer._write_checkpoints()
+        monkeypatch.setattr(LiveFile, "is_writer_alive", False)
+        with logstore.open(path, "r") as reader:
+            assert State.FLUSHED is reader._view.state
+            records = reader.read(0)
+            seen = reader.truncations
+            monkeypatch.undo()
+            until(lambda: reader.log_end_offset == writer.log_end_offset)
+            assert State.LIVE is reader._view.state
+            assert seen == reader.truncations
+            writer.truncate_to(7)
+            assert reader.truncations > seen
+            assert 7 == reader.truncated_to(seen)
+            records.discard()
+
     def test_beside_a_broker(self, tmp_path):
         """Its lock is on the log directory; the high watermark checkpoint says what is readable."""
         path = tmp_path / "orders-0"
@@ -572,3 +595,23 @@ class TestWritersComeAndGo:
             with pytest.raises(logstore.OffsetOutOfRangeError, match="truncated"):
                 next(records)
             assert [b"old"] * 10 + [b"new"] * 30 == values(reader)
+
+
+def test_a_segment_goes_while_a_truncation_is_under_way(writer, path, monkeypatch):
+    """Its file is met gone when its end is looked for: the look is made again."""
+    for at in range(60):
+        writer.append(b"%d" % at)
+    with logstore.open(path, "r") as reader:
+        find_end = LiveSegment.find_end
+        calls = []
+
+        def vanish(segment, end):
+            calls.append(end)
+            if len(calls) == 1:
+                raise logstore.ClosedError("it was deleted")
+            return find_end(segment, end)
+
+        monkeypatch.setattr(LiveSegment, "find_end", vanish)
+        with writer._truncations.under_way(33):
+            assert 33 == reader.log_end_offset
+        assert len(calls) >= 2

@@ -42,3 +42,17 @@ def test_a_log_that_starts_above_its_end(log):
     seen = log.truncations
     log.truncate_fully_and_start_at(7)
     assert 0 == log.truncated_to(seen)
+
+
+def test_the_range_when_more_was_deleted_since(log):
+    """It is a range, also if the log start has moved above the truncation's target."""
+    for _ in range(20):
+        log.append(b"x")
+    records = log.read(15)
+    log.truncate_to(10)
+    for _ in range(20):
+        log.append(b"y")
+    log.maybe_increment_log_start_offset(14)
+    with pytest.raises(logstore.OffsetOutOfRangeError, match="read on from 14") as caught:
+        next(records)
+    assert (14, 14) == (caught.value.log_start_offset, caught.value.log_end_offset)
