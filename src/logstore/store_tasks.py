@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -94,6 +95,7 @@ class Store(Protocol):
         """What is known of topics."""
         ...
 
+    _lock: threading.RLock
     _live: dict[str, LogDirectory | None]
     _hosted: dict[TopicPartition, HostedPartition]
     _deleted: deque[tuple[int, str]]
@@ -225,8 +227,9 @@ class StoreTasks:
     def checkpoint_recovery_points(self, store: Store) -> None:
         """Write the recovery points, and what the cleaner has noted."""
         self._checkpoint(store, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
-        if not store.configs.is_written:
-            store.configs.write(store._live)
+        with store._lock:
+            if not store.is_closed and not store.configs.is_written:
+                store.configs.write(store._live)
 
     def checkpoint_log_starts(self, store: Store) -> None:
         """Write the log starts."""
