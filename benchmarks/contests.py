@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import (
     appending,
+    compacting,
     following,
     memory,
     opening,
@@ -39,6 +40,7 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "durable": appending.durable,
     "transactions": transacting.transactions,
     "clean open": opening.clean_open,
+    "compaction": compacting.compacting,
     "open partitions": opening.open_partitions,
     "memory": memory.ceilings,
 }
