@@ -106,16 +106,18 @@ LS_INLINE int64_t ls_map_get(const struct ls_offset_map *map, const uint64_t has
 enum { LS_KEYS_AHEAD = 64 };
 
 struct ls_ahead {
-    const uint8_t *end; /* behind the record */
-    uint64_t hash[2];   /* with a key */
+    uint64_t hash[2]; /* with a key */
+    const uint8_t *key;
     int64_t timestamp_delta;
     int32_t offset_delta;
+    int32_t key_size; /* -1: none */
     bool has_key;
     bool has_value;
 };
 
 /*
- * Parse up to LS_KEYS_AHEAD records. Returns how many, -1 if one breaks the format.
+ * Parse up to LS_KEYS_AHEAD records. Returns how many, -1 if one breaks the format. The keys are
+ * hashed afterwards: one does not wait for the other, so that the processor takes some at a time.
  */
 LS_INLINE int32_t ls_look_ahead(const struct ls_offset_map *map, const uint8_t **at,
                                 const uint8_t *end, int32_t record_count, struct ls_ahead *ahead) {
@@ -126,15 +128,18 @@ LS_INLINE int32_t ls_look_ahead(const struct ls_offset_map *map, const uint8_t *
         next = ls_parse_record(next, end, &record);
         if (LS_UNLIKELY(next == NULL)) return -1;
         struct ls_ahead *found = &ahead[index];
-        found->end = next;
         found->timestamp_delta = record.timestamp_delta;
         found->offset_delta = record.offset_delta;
         found->has_key = record.key_size >= 0;
         found->has_value = record.value_size >= 0;
-        if (found->has_key) {
-            ls_sip(map->secret, record.key, record.key_size, found->hash);
-            __builtin_prefetch(ls_map_slot(map, found->hash));
-        }
+        found->key = record.key;
+        found->key_size = record.key_size;
+    }
+    for (int32_t index = 0; index < count; ++index) {
+        struct ls_ahead *found = &ahead[index];
+        if (!found->has_key) continue;
+        ls_sip(map->secret, found->key, found->key_size, found->hash);
+        __builtin_prefetch(ls_map_slot(map, found->hash));
     }
     *at = next;
     return count;
