@@ -23,6 +23,7 @@ Source: Kafka ``Cleaner``; spec 7.2 to 7.5.
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -118,7 +119,11 @@ class Cleaner:
         Source: Kafka ``Cleaner.doClean``.
         """
         with cleanable.log.cleaning():
-            return self._clean(cleanable, now_ms)
+            try:
+                return self._clean(cleanable, now_ms)
+            except BaseException as error:
+                _release_buffers(error)
+                raise
 
     def _clean(self, cleanable: LogToClean, now_ms: int) -> CleanerStats:
         log = cleanable.log
@@ -479,6 +484,20 @@ def group_segments_by_size(
 
 
 _CUT: Final = "a segment ends inside a batch; run `logstore verify`"
+
+
+def _release_buffers(error: BaseException | None) -> None:
+    """
+    Let the frames that an error has left go of what they held.
+
+    A log keeps the error that poisoned it, and its cleaner keeps others. Memoryviews in the garbage
+    of such a cycle crash Python before 3.12.4 (python/cpython#77894).
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _first_position(segment: LogSegment, offset: int) -> int:

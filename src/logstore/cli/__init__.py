@@ -17,6 +17,7 @@ from importlib import metadata
 from logstore.cli import (
     alter,
     append,
+    compact,
     completion,
     create,
     delete,
@@ -61,6 +62,7 @@ COMMANDS = (
     delete,
     positions,
     takeover,
+    compact,
     info,
     dump,
     verify,
