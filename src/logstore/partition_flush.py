@@ -228,7 +228,7 @@ class FlushedPartition(Partition):
             return
         try:
             self._group_commit.if_free(lambda: segment.start_flush(with_indexes=False))
-        except (ClosedError, StorageError) as error:
+        except LogStoreError as error:
             self._say_it_failed(error)
 
     def give_up_files(self, segment: LogSegment) -> bool:
@@ -255,6 +255,9 @@ class FlushedPartition(Partition):
 
     def _give_up_files(self, segment: LogSegment) -> bool:
         """Do so under the log's lock."""
+        if self._is_forked():  # The child of a writer reads files that it opened itself.
+            segment.release()
+            return not segment.is_attached
         if segment.is_attached:
             if not self._writer.try_enter_exclusive():
                 return False
@@ -281,6 +284,8 @@ class FlushedPartition(Partition):
     def _is_to_flush(self, segment: LogSegment) -> bool:
         """Whether a segment is open and has bytes that may not be on the device."""
         if self._is_closed or self._is_read_only or self._poison.cause is not None:
+            return False
+        if self._is_forked():
             return False
         segments = self._local_log.segments
         if not segment.has_open_log or segments.get(segment.base_offset) is not segment:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,26 @@ class TestThreads:
             assert list(range(log.log_end_offset)) == list(found)
             assert all(found[offset] == value for offset, value in values)
             log.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
+def test_a_forked_child_reads_more_logs_than_may_be_open(tmp_path, few):
+    """Its logs are the parent's: it flushes nothing, and detaches nothing."""
+    logs = [filled(tmp_path / f"log-{number}", 2) for number in range(6)]
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for log in [*logs, *logs]:
+                assert [b"0", b"1"] == values_of(log)
+            assert few.held_count <= few.segments_max + 1
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the child ends here
+            traceback.print_exc()
+            os._exit(1)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    for log in logs:
+        assert 2 == log.append(b"2")
+        log.close()
 
 
 class TestFailures:
