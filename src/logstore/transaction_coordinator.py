@@ -28,6 +28,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
 
 from logstore.checkpoint import TopicPartition
@@ -128,6 +129,8 @@ class TransactionSettings(NamedTuple):
         segment_bytes: Likewise.
         max_timeout_ms: The longest time-out that a transaction may ask for.
         transactional_id_expiration_ms: An id is forgotten if nobody uses it for so long.
+        flush_threads: How many partitions are flushed at once; 0: one after another, by whoever
+            ends the transaction.
 
     Source: Kafka ``TransactionLogConfig``, ``TransactionStateManagerConfig``; spec 9.2.
     """
@@ -136,6 +139,7 @@ class TransactionSettings(NamedTuple):
     segment_bytes: int = 104_857_600
     max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 604_800_000
+    flush_threads: int = 0
 
     def topic_config(self) -> dict[str, object]:
         """Return what ``__transaction_state`` is made with; a broker enforces it."""
@@ -181,6 +185,7 @@ class TransactionCoordinator:
         self._transactions: dict[str, TransactionMetadata] = {}
         self._unread: dict[int, LogStoreError] = {}
         self._tasks: list[Task] = []
+        self._executor: ThreadPoolExecutor | None = None
         self._topic_lock = threading.Lock()
 
     # -- life --------------------------------------------------------------------------------------
@@ -209,11 +214,18 @@ class TransactionCoordinator:
 
     def close(self) -> None:
         """Stop background work, and abort what is open, or leave that to the next load."""
-        self.stop()
+        self._cancel()
         self._end_all_interrupted("end transactions")
+        self.stop()
 
     def stop(self) -> None:
         """Stop background work; what is open stays so."""
+        self._cancel()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown()
+
+    def _cancel(self) -> None:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -492,9 +504,29 @@ class TransactionCoordinator:
         self._write(metadata, prepared, sync=False)
 
     def _flush(self, partitions: Iterable[TopicPartition]) -> None:
-        for place in partitions:
-            if place.topic in self._store:
-                self._store[place].flush()
+        """Make what was appended to partitions durable; all are tried, whatever fails."""
+        logs = [self._store[place] for place in partitions if place.topic in self._store]
+        if len(logs) < 2 or not self._settings.flush_threads:
+            for log in logs:
+                log.flush()
+            return
+        # Files that are flushed together wait for the same write of the device, not for each other.
+        waiting = [self._flushers().submit(log.flush) for log in logs[1:]]
+        try:
+            logs[0].flush()
+        finally:
+            errors = [future.exception() for future in waiting]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _flushers(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(
+                    self._settings.flush_threads, "logstore-transaction-flush"
+                )
+            return self._executor
 
     def _write(
         self, metadata: TransactionMetadata, prepared: TransactionLogValue, *, sync: bool = True

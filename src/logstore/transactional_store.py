@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from logstore.errors import LogStoreError
+from logstore.files import REAL_FILES
 from logstore.loading_store import LoadingStore, ProgressListener
 from logstore.positions import OffsetMetadataManager, Positions, PositionSettings
 from logstore.producer_ids import ProducerIdManager
@@ -24,6 +25,9 @@ from logstore.transaction_coordinator import (
     TransactionSettings,
 )
 from logstore.transactions import Transaction
+
+# Partitions that are flushed at once at the end of a transaction.
+FLUSH_THREADS: Final = 8
 
 
 class TransactionalStore(LoadingStore):
@@ -52,6 +56,8 @@ class TransactionalStore(LoadingStore):
                 config.transaction_state_log_num_partitions,
                 config.transaction_state_log_segment_bytes,
                 transactional_id_expiration_ms=config.transactional_id_expiration_ms,
+                # On a test's files everything happens in order, and in the caller's thread.
+                flush_threads=FLUSH_THREADS if self.files is REAL_FILES else 0,
             ),
         )
         self._positions = OffsetMetadataManager(

@@ -41,7 +41,16 @@ class PlainStore:
     ``partitions`` is what the internal topics are made with: few, for speed.
     """
 
-    def __init__(self, path, *, files=REAL_FILES, clock=None, scheduler=None, partitions=2):
+    def __init__(
+        self,
+        path,
+        *,
+        files=REAL_FILES,
+        clock=None,
+        scheduler=None,
+        partitions=2,
+        flush_threads=0,
+    ):
         self.path = os.fspath(path)
         self.files = files
         self.clock = clock or ManualClock()
@@ -55,7 +64,7 @@ class PlainStore:
         self.coordinator = TransactionCoordinator(
             self,
             self.producer_ids,
-            TransactionSettings(num_partitions=partitions),
+            TransactionSettings(num_partitions=partitions, flush_threads=flush_threads),
         )
         self.offsets = OffsetMetadataManager(self, PositionSettings(num_partitions=partitions))
         self.coordinator.load()

@@ -529,6 +529,31 @@ class TestFailures:
         assert "aborted" == transaction.outcome
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, None])
+def test_flushed_together(tmp_path, at):
+    """Whichever of the partitions cannot be flushed, nothing is committed."""
+    files = FailingFiles()
+    store = PlainStore(tmp_path / "store", files=files, flush_threads=4)
+    store.create_topic("a", 3)
+    transaction = store.transaction("t")
+    for partition in range(3):
+        transaction.append(("a", partition), b"1")
+    transaction.flush()
+    if at is not None:
+        files.fail("fdatasync", errno.EIO, at=at)
+        with pytest.raises(StorageError):
+            transaction.commit()
+        assert "aborted" == transaction.outcome
+        files.clear()
+    else:
+        transaction.commit()
+    store.coordinator.stop()
+    store = store.reopened(killed=True)
+    expected = [] if at else [b"1"]
+    assert [expected] * 3 == [store.values("a", partition) for partition in range(3)]
+    store.close()
+
+
 def test_describe(store):
     """What is known of an id, for tools."""
     assert store.coordinator.describe("t") is None
