@@ -24,6 +24,7 @@ Properties (bounds are inclusive; *int* is 32 bits, *long* 64)::
     leader.replication.throttled.replicas      list   (empty)    any
     local.retention.bytes                      long   -2         >= -2
     local.retention.ms                         long   -2         >= -2
+    logstore.retention.timestamp.type          string CreateTime CreateTime, LogAppendTime
     mapped.segments.max                        int    64         0..65536
     max.compaction.lag.ms                      long   2^63-1     >= 1
     max.message.bytes                          int    1048588    >= 0
@@ -59,8 +60,9 @@ Where this is not Kafka 4.1.0:
   create the segment.
 * ``batch.bytes`` (target size of a batch that ``extend`` makes), ``decompressed.bytes.max`` (bound
   of a decompressed batch) and ``mapped.segments.max`` (sealed segments that ``log[offset]`` keeps
-  mapped; 0: it reads instead) are ours. ``producer.id.…`` and ``transaction.…`` are settings of
-  a Kafka broker; an embedded log has no broker.
+  mapped; 0: it reads instead) are ours. So is ``logstore.retention.timestamp.type``: with
+  LogAppendTime ``retention.ms`` counts from the append, whatever timestamps the records have.
+  ``producer.id.…`` and ``transaction.…`` are settings of a Kafka broker; an embedded log has none.
 * Names that releases before 4.0 had are accepted. ``message.timestamp.difference.max.ms`` sets the
   two bounds that replaced it unless they are given; the others have no effect any more.
 
@@ -213,6 +215,7 @@ class LogConfig:
     leader_replication_throttled_replicas: tuple[str, ...] = _setting((), _replicas)
     local_retention_bytes: int = _setting(-2, _whole(-2, LONG_MAX))
     local_retention_ms: int = _setting(-2, _whole(-2, LONG_MAX))
+    logstore_retention_timestamp_type: str = _setting("CreateTime", _one_of(*TIMESTAMP_TYPES))
     mapped_segments_max: int = _setting(64, _whole(0, 65_536))
     max_compaction_lag_ms: int = _setting(LONG_MAX, _whole(1, LONG_MAX))
     max_message_bytes: int = _setting(1_048_588, _whole(0, INT_MAX))

@@ -7,8 +7,17 @@ Source: Kafka ``UnifiedLog.deleteOldSegments``; spec 5.11.
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
+from logstore.append_times import (
+    APPEND_TIMES_FILE,
+    AppendTime,
+    append_time,
+    noted,
+    read_append_times,
+    write_append_times,
+)
 from logstore.cleanable_log import CleanableLog
 from logstore.errors import RetentionBlockedError
 from logstore.retention import BY_AGE, BY_LOG_START, BY_SIZE, RetentionPlan, plan_retention
@@ -29,6 +38,7 @@ class RetainingLog(CleanableLog):
     """
 
     _has_deleted = False
+    _append_times: tuple[AppendTime, ...] | None = None  # As they were written.
 
     def retention_plan(self) -> RetentionPlan[LogSegment]:
         """
@@ -37,19 +47,54 @@ class RetainingLog(CleanableLog):
         Cost: the batch headers of each segment that would go by age, and of the next one.
         """
         self.check_open()
-        config = self.config
         now_ms = self._clock.milliseconds()
+        return self._plan_retention(now_ms, self._append_times_at(now_ms))
+
+    def _plan_retention(
+        self, now_ms: int, times: tuple[AppendTime, ...] | None
+    ) -> RetentionPlan[LogSegment]:
+        """Return the plan; with ``times``, it goes by these and not by the records' timestamps."""
+        config = self.config
+        segments = tuple(self._local_log.segments)
+        log_end_offset = self.log_end_offset
+        upper_bounds = dict(zip(segments, _upper_bounds(segments, log_end_offset), strict=True))
+
+        def largest_timestamp(segment: LogSegment) -> int | None:
+            if times is None:
+                return _largest_timestamp(segment, now_ms, config.retention_ms)
+            time_ms = append_time(times, upper_bounds[segment])
+            # Somebody has written there since, or has put another file in its place.
+            return None if time_ms is None else max(time_ms, segment.modified_ms())
+
         return plan_retention(
-            tuple(self._local_log.segments),
+            segments,
             log_start_offset=self.log_start_offset,
             high_watermark=self.high_watermark,
-            log_end_offset=self.log_end_offset,
+            log_end_offset=log_end_offset,
             deletes=config.delete,
             retention_bytes=config.retention_bytes,
             retention_ms=config.retention_ms,
             now_ms=now_ms,
-            largest_timestamp=lambda each: _largest_timestamp(each, now_ms, config.retention_ms),
+            largest_timestamp=largest_timestamp,
         )
+
+    def _append_times_at(self, now_ms: int) -> tuple[AppendTime, ...] | None:
+        """Return by when what was appended; None: retention goes by the records' timestamps."""
+        config = self.config
+        if config.logstore_retention_timestamp_type != "LogAppendTime":
+            return None
+        if not config.delete or config.retention_ms < 0:
+            return None
+        times = self._append_times
+        if times is None or self._is_read_only:
+            times = read_append_times(self._append_times_path, self._files)
+        segments = tuple(self._local_log.segments)
+        log_end_offset = self.log_end_offset
+        return noted(times, log_end_offset, now_ms, _upper_bounds(segments, log_end_offset))
+
+    @property
+    def _append_times_path(self) -> str:
+        return os.path.join(self._directory, APPEND_TIMES_FILE)
 
     def delete_old_segments(self) -> int:
         """
@@ -57,7 +102,9 @@ class RetainingLog(CleanableLog):
 
         Size and age count only if cleanup.policy has delete. Files are renamed to ``.deleted`` and
         go after file.delete.delay.ms. A segment goes by age when its batch headers were walked for
-        the largest timestamp; one whose records have no timestamps never does.
+        the largest timestamp; one whose records have no timestamps never does. With
+        ``logstore.retention.timestamp.type=LogAppendTime`` it is the time of the append that counts
+        (``append_times.py``).
 
         Returns:
             The number of segments deleted.
@@ -69,7 +116,12 @@ class RetainingLog(CleanableLog):
     def apply_retention(self) -> RetentionPlan[LogSegment]:
         """Do what :meth:`delete_old_segments` does, and return the plan that was carried out."""
         with self.changing():
-            plan = self.retention_plan()
+            now_ms = self._clock.milliseconds()
+            times = self._append_times_at(now_ms)
+            if times is not None and times != self._append_times:
+                write_append_times(self._append_times_path, times, self._files)
+            self._append_times = times
+            plan = self._plan_retention(now_ms, times)
             if plan.deletions:
                 self._log_deletions(plan)
                 self._delete([each.segment for each in plan.deletions])
@@ -118,6 +170,11 @@ class RetainingLog(CleanableLog):
         self._delete_producer_snapshots(deletable)
 
 
+def _upper_bounds(segments: tuple[LogSegment, ...], log_end_offset: int) -> list[int]:
+    """Return where each segment ends."""
+    return [*(each.base_offset for each in segments[1:]), log_end_offset][: len(segments)]
+
+
 def _largest_timestamp(segment: LogSegment, now_ms: int, retention_ms: int) -> int | None:
     """
     Return the largest timestamp of a segment's records, None if they have none.
@@ -145,7 +202,8 @@ def blocked_retention(plan: RetentionPlan[LogSegment]) -> RetentionBlockedError 
         what = f"the timestamp {plan.first_kept_timestamp}, in the future"
     return RetentionBlockedError(
         f"retention.ms waits for the segment at offset {first.base_offset}, which has {what}:"
-        " it and all behind it stay; limit retention.bytes, or move the log start behind it",
+        " it and all behind it stay; limit retention.bytes, set"
+        " logstore.retention.timestamp.type=LogAppendTime, or move the log start behind it",
         path=first.log_path,
         offset=first.base_offset,
         timestamp=plan.first_kept_timestamp,

@@ -35,7 +35,7 @@ LAYERS = [
     {"index", "checkpoint", "live_offsets", "writer_lock"},
     {"cluster_metadata", "coordinator_record"},
     {"group_metadata", "transaction_log"},
-    {"log_directory", "topic_configs"},
+    {"append_times", "log_directory", "topic_configs"},
     {"meta_properties"},
     {"cleaned_transactions"},
     {"batch_filter"},

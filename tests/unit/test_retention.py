@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from logstore.append_times import APPEND_TIMES_FILE, append_time, noted
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.errors import CorruptRecordError, RetentionBlockedError
@@ -304,6 +305,76 @@ class TestTold:
             assert [0, 1] == offsets(topic[number])
             topic[number].maybe_increment_log_start_offset(1)  # The remedy.
             assert 2 == topic[number].delete_old_segments()
+
+
+class TestAppendTime:
+    """Retention by the time of the append, whatever the timestamps are."""
+
+    def opened(self, session):
+        return session.open(**{"logstore.retention.timestamp.type": "LogAppendTime"})
+
+    def set_file_times(self, session, ms=0):
+        for name in os.listdir(session.path):
+            if name.endswith(".log"):
+                os.utime(os.path.join(session.path, name), (ms / 1000, ms / 1000))
+
+    def round_after(self, session, ms):
+        session.clock.advance(ms)
+        self.set_file_times(session)
+        return session.log.delete_old_segments()
+
+    def test_counts_from_the_append(self, session):
+        """Old records stay as long as new ones; the future blocks nothing."""
+        log = self.opened(session)
+        log.update_config(log.config.replace(message_timestamp_after_max_ms=2**63 - 1))
+        fill(log, [NOW_MS + 1000 * HOUR_MS, NOW_MS - 1000 * HOUR_MS])
+        assert 0 == self.round_after(session, 0)
+        fill(log, [NOW_MS - 1000 * HOUR_MS])
+        assert 0 == self.round_after(session, HOUR_MS)
+        assert () == log.retention_plan().deletions  # At the limit they stay.
+        assert 2 == self.round_after(session, 1)
+        assert [2] == offsets(log)
+        assert 1 == self.round_after(session, HOUR_MS)
+
+    def test_after_the_next_open(self, session):
+        """Times go on; a reader knows them, too."""
+        fill(self.opened(session), [1000, 1000])
+        assert 0 == self.round_after(session, 0)
+        self.opened(session)
+        with open_log(session.path, "r", config=session.log.config, clock=session.clock) as reader:
+            self.set_file_times(session)
+            session.clock.advance(HOUR_MS + 1)
+            assert 2 == len(reader.retention_plan().deletions)
+        assert 2 == session.log.delete_old_segments()
+
+    def test_file_that_was_written_since(self, session):
+        """Notes alone delete nothing that is younger than they say: a broker may have been here."""
+        fill(self.opened(session), [1000, 1000])
+        assert 0 == self.round_after(session, 0)
+        session.clock.advance(HOUR_MS + 1)
+        self.set_file_times(session, session.clock.milliseconds() - 5)
+        assert 0 == session.log.delete_old_segments()
+
+    def test_notes_that_nobody_understands(self, session, caplog):
+        """Time begins anew."""
+        fill(self.opened(session), [1000])
+        assert 0 == self.round_after(session, 0)
+        with open(os.path.join(session.path, APPEND_TIMES_FILE), "w") as file:
+            file.write("nonsense")
+        self.opened(session)
+        assert 0 == self.round_after(session, 2 * HOUR_MS)
+        assert "taken for empty" in caplog.text
+        assert 1 == self.round_after(session, HOUR_MS + 1)
+
+    def test_notes(self):
+        """One for each segment at most, and the last; none of what was truncated."""
+        times = noted((), 10, 1, [10])
+        times = noted(times, 15, 2, [10, 15])
+        assert ((10, 1), (15, 2)) == times
+        assert ((10, 1), (20, 3)) == noted(times, 20, 3, [10, 20])
+        assert ((10, 1), (12, 4)) == noted(times, 12, 4, [10, 12])
+        assert times == noted(times, 15, 9, [10, 15])
+        assert (1, 2, 2, None) == tuple(append_time(times, each) for each in (3, 11, 15, 16))
 
 
 def test_readers_elsewhere(session):
