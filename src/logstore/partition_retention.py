@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from logstore.append_times import (
     APPEND_TIMES_FILE,
@@ -21,11 +21,16 @@ from logstore.append_times import (
 from logstore.cleanable_log import CleanableLog
 from logstore.errors import RetentionBlockedError
 from logstore.retention import BY_AGE, BY_LOG_START, BY_SIZE, RetentionPlan, plan_retention
-
-if TYPE_CHECKING:
-    from logstore.segment import LogSegment
+from logstore.segment import LogSegment
 
 logger = logging.getLogger(__name__)
+
+
+class _Walked(NamedTuple):
+    """What a walk over the headers of a segment of a size has found."""
+
+    size_bytes: int
+    largest_timestamp: int
 
 
 class RetainingLog(CleanableLog):
@@ -48,12 +53,22 @@ class RetainingLog(CleanableLog):
         """
         self.check_open()
         now_ms = self._clock.milliseconds()
-        return self._plan_retention(now_ms, self._append_times_at(now_ms))
+        return self._plan_retention(now_ms, self._append_times_at(now_ms), {})
 
     def _plan_retention(
-        self, now_ms: int, times: tuple[AppendTime, ...] | None
+        self,
+        now_ms: int,
+        times: tuple[AppendTime, ...] | None,
+        walked: dict[LogSegment, _Walked],
     ) -> RetentionPlan[LogSegment]:
-        """Return the plan; with ``times``, it goes by these and not by the records' timestamps."""
+        """
+        Return the plan.
+
+        Args:
+            now_ms: The time now.
+            times: If given, retention goes by these and not by the records' timestamps.
+            walked: What walks over headers have found; it is used, and added to.
+        """
         config = self.config
         segments = tuple(self._local_log.segments)
         log_end_offset = self.log_end_offset
@@ -61,7 +76,7 @@ class RetainingLog(CleanableLog):
 
         def largest_timestamp(segment: LogSegment) -> int | None:
             if times is None:
-                return _largest_timestamp(segment, now_ms, config.retention_ms)
+                return _largest_timestamp(segment, now_ms, config.retention_ms, walked)
             time_ms = append_time(times, upper_bounds[segment])
             # Somebody has written there since, or has put another file in its place.
             return None if time_ms is None else max(time_ms, segment.modified_ms())
@@ -115,13 +130,20 @@ class RetainingLog(CleanableLog):
 
     def apply_retention(self) -> RetentionPlan[LogSegment]:
         """Do what :meth:`delete_old_segments` does, and return the plan that was carried out."""
+        self.check_writable()
+        # Headers are walked before the lock is taken: appends do not wait for that.
+        truncations, walked = self.settled_truncations(), dict[LogSegment, _Walked]()
+        now_ms = self._clock.milliseconds()
+        self._plan_retention(now_ms, self._append_times_at(now_ms), walked)
         with self.changing():
             now_ms = self._clock.milliseconds()
             times = self._append_times_at(now_ms)
             if times is not None and times != self._append_times:
                 write_append_times(self._append_times_path, times, self._files)
             self._append_times = times
-            plan = self._plan_retention(now_ms, times)
+            if self.truncations != truncations:
+                walked.clear()
+            plan = self._plan_retention(now_ms, times, walked)
             if plan.deletions:
                 self._log_deletions(plan)
                 self._delete([each.segment for each in plan.deletions])
@@ -175,7 +197,9 @@ def _upper_bounds(segments: tuple[LogSegment, ...], log_end_offset: int) -> list
     return [*(each.base_offset for each in segments[1:]), log_end_offset][: len(segments)]
 
 
-def _largest_timestamp(segment: LogSegment, now_ms: int, retention_ms: int) -> int | None:
+def _largest_timestamp(
+    segment: LogSegment, now_ms: int, retention_ms: int, walked: dict[LogSegment, _Walked]
+) -> int | None:
     """
     Return the largest timestamp of a segment's records, None if they have none.
 
@@ -188,8 +212,13 @@ def _largest_timestamp(segment: LogSegment, now_ms: int, retention_ms: int) -> i
     timestamp = segment.max_timestamp_and_offset_so_far().timestamp
     if now_ms - retention_ms <= timestamp <= now_ms:
         return timestamp
-    largest = max((header.max_timestamp for header in segment.headers()), default=-1)
-    return largest if largest >= 0 else None
+    size_bytes = segment.size_bytes
+    found = walked.get(segment)
+    if found is None or found.size_bytes != size_bytes:
+        headers = segment.headers(0, size_bytes)
+        largest = max((header.max_timestamp for header in headers), default=-1)
+        found = walked[segment] = _Walked(size_bytes, largest)
+    return found.largest_timestamp if found.largest_timestamp >= 0 else None
 
 
 def blocked_retention(plan: RetentionPlan[LogSegment]) -> RetentionBlockedError | None:

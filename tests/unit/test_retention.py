@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +22,7 @@ from logstore.partition_retention import blocked_retention
 from logstore.records_builder import encode_batch
 from logstore.retention import AHEAD_MS_MAX, BY_AGE, BY_LOG_START, BY_SIZE, plan_retention
 from logstore.scheduler import ManualScheduler
+from logstore.segment import LogSegment
 from logstore.store import open_log_store
 
 NOW_MS = 1_700_000_000_000
@@ -228,6 +230,34 @@ class TestNominations:
         assert "records without timestamps" in str(blocked_retention(plan))
         log.update_config(LogConfig.of(by_age({"retention.bytes": 0})))
         assert 2 == log.delete_old_segments()
+
+    def test_walked_before_the_lock(self, session, monkeypatch):
+        """Appends go on meanwhile; what they have brought counts."""
+        log = session.open(**{"segment.bytes": 100_000})
+        log.append(b"v", timestamp=NOW_MS - 2 * HOUR_MS)
+        walk, walks = LogSegment.headers, []
+
+        def meanwhile(segment, *arguments):
+            walks.append(segment.size_bytes)
+            yield from walk(segment, *arguments)
+            if len(walks) == 1:
+                thread = threading.Thread(
+                    target=log.append, args=(b"w",), kwargs={"timestamp": NOW_MS}
+                )
+                thread.start()
+                thread.join(10)
+                assert not thread.is_alive()
+
+        monkeypatch.setattr(LogSegment, "headers", meanwhile)
+        assert 0 == log.delete_old_segments()
+        monkeypatch.undo()
+        assert [0, 1] == offsets(log)
+        log.roll()
+        session.clock.advance(2 * HOUR_MS)
+        monkeypatch.setattr(LogSegment, "headers", lambda *given: walks.append(0) or walk(*given))
+        del walks[:]
+        assert 1 == log.delete_old_segments()
+        assert 1 == len(walks)  # Once for both looks.
 
     def test_damaged_batch(self, session):
         """What cannot be walked is not deleted."""
