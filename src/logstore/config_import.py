@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from logstore.cluster_metadata import read_cluster_metadata
 from logstore.errors import ConfigError, LogNotFoundError
@@ -16,7 +17,8 @@ from logstore.topic_configs import RETENTION_PROPERTIES
 from logstore.topic_names import CLUSTER_METADATA_TOPIC
 from logstore.topic_store import TopicStore
 
-METADATA_DIRECTORY = f"{CLUSTER_METADATA_TOPIC}-0"
+BROKER_POLICY: Final = "log.cleanup.policy"
+METADATA_DIRECTORY: Final = f"{CLUSTER_METADATA_TOPIC}-0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ def import_configs(store: TopicStore, path: str | os.PathLike[str] | None) -> Co
     metadata = read_cluster_metadata(directory, store.files)
     imported: dict[str, Mapping[str, str]] = {}
     held: dict[str, str] = {}
+    policies = {
+        policy
+        for settings in metadata.broker_configs.values()
+        if (policy := settings.get(BROKER_POLICY)) is not None
+    }
     for name in store:
         if not store.is_held(name):
             continue
@@ -56,6 +63,10 @@ def import_configs(store: TopicStore, path: str | os.PathLike[str] | None) -> Co
             held[name] = f"the metadata has another of this name, with the id {known_id}"
             continue
         settings = metadata.topic_configs.get(name, {})
+        if policies and "cleanup.policy" not in settings:
+            # With retention.ms of its own it would be deleted here, and was compacted there.
+            held[name] = f"its cleanup policy was the broker's: {' or '.join(sorted(policies))}"
+            continue
         if settings:
             try:
                 store.alter_topic(name, settings)

@@ -172,6 +172,19 @@ class TestImport:
             assert -1 == store["mine"].config.retention_ms
             assert ["b", "c", "d", "e"] == [each.name for each in store.topics() if each.is_held]
 
+    def test_policy_of_the_broker(self, metadata, tmp_path):
+        """A topic that was compacted because of it is not deleted by its retention.ms."""
+        path = tmp_path / "data"
+        found_on_disk(path, a=ORDERS, b=OTHER)
+        metadata.append(topic("a", ORDERS), config("a", "retention.ms", "1"))
+        metadata.append(topic("b", OTHER), config("b", "cleanup.policy", "delete"))
+        metadata.append(config("1", "log.cleanup.policy", "compact", kind=4))
+        with open_log_store(path) as store:
+            found = store.import_configs()
+            assert ({"a"}, {"b"}) == (found.held.keys(), found.imported.keys())
+            assert "the broker's: compact" in found.held["a"]
+            assert (True, -1) == (store["a"].is_held, store["a"].config.retention_ms)
+
     def test_damage_changes_nothing(self, metadata, tmp_path):
         """Everything stays held."""
         path = tmp_path / "data"
