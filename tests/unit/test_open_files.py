@@ -20,6 +20,7 @@ from sampling import IS_NIGHTLY
 from logstore.clock import ManualClock
 from logstore.config import LogConfig
 from logstore.errors import PoisonedError, StorageError
+from logstore.files import REAL_FILES
 from logstore.open_files import OPEN_FILES, SEGMENTS_MAX, default_segments_max
 from logstore.scheduler import ManualScheduler
 from logstore.segment import LogSegment
@@ -247,7 +248,7 @@ class TestThreads:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork in a process with threads
 def test_a_forked_child_reads_more_logs_than_may_be_open(tmp_path, few):
     """Its logs are the parent's: it flushes nothing, and detaches nothing."""
-    logs = [filled(tmp_path / f"log-{number}", 2) for number in range(6)]
+    logs = [filled(tmp_path / f"log-{number}", 2, files=REAL_FILES) for number in range(6)]
     pid = os.fork()
     if pid == 0:
         try:
