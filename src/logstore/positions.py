@@ -88,9 +88,10 @@ class _Written(NamedTuple):
 class _Partition:
     """What one partition of the topic says, up to an offset."""
 
-    __slots__ = ("groups", "next_offset", "pending")
+    __slots__ = ("groups", "next_offset", "pending", "topic_id")
 
-    def __init__(self) -> None:
+    def __init__(self, topic_id: str | None) -> None:
+        self.topic_id: Final = topic_id
         self.next_offset = -1
         self.groups: dict[str, dict[TopicPartition, tuple[OffsetCommitValue, int]]] = {}
         self.pending: dict[int, list[_Written]] = {}
@@ -176,8 +177,12 @@ class OffsetMetadataManager:
         log = self._store[GROUP_METADATA_TOPIC, number]
         end = log.reading_end("read_uncommitted")
         partition = self._partitions.get(number)
-        if partition is None or end < partition.next_offset:  # It was truncated.
-            partition = self._partitions[number] = _Partition()
+        if (
+            partition is None
+            or partition.topic_id != log.topic_id  # It was deleted, and made again.
+            or end < partition.next_offset  # It was truncated.
+        ):
+            partition = self._partitions[number] = _Partition(log.topic_id)
         partition.next_offset = max(partition.next_offset, log.log_start_offset)
         while partition.next_offset < end:
             self._read_on(partition, log)

@@ -83,6 +83,20 @@ def test_internal_topics(path):
         assert not store.errors
 
 
+def test_deleted_positions(path):
+    """Who deletes the topic has deleted every position, also where it is made again."""
+    with logstore.open_store(path, config=FEW) as store:
+        store.create_topic("orders", partitions=2)
+        positions = store.positions("g")
+        positions.commit({("orders", 0): 0})
+        assert 1 == len(positions)
+        store.delete_topic("__consumer_offsets")
+        assert 0 == len(positions)
+        positions.commit({("orders", 1): 0})
+        positions.commit({("orders", 1): 0})
+        assert [("orders", 1)] == list(positions)
+
+
 def test_taken_over_from_a_broker(path):
     """Producer ids begin above all that the logs know."""
     with logstore.open_store(path, config=FEW) as store:
