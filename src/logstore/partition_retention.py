@@ -19,7 +19,7 @@ from logstore.append_times import (
     write_append_times,
 )
 from logstore.cleanable_log import CleanableLog
-from logstore.errors import RetentionBlockedError
+from logstore.errors import CorruptRecordError, RetentionBlockedError
 from logstore.retention import BY_AGE, BY_LOG_START, BY_SIZE, RetentionPlan, plan_retention
 from logstore.segment import LogSegment
 
@@ -215,10 +215,28 @@ def _largest_timestamp(
     size_bytes = segment.size_bytes
     found = walked.get(segment)
     if found is None or found.size_bytes != size_bytes:
-        headers = segment.headers(0, size_bytes)
-        largest = max((header.max_timestamp for header in headers), default=-1)
-        found = walked[segment] = _Walked(size_bytes, largest)
+        found = walked[segment] = _Walked(size_bytes, _walk(segment, size_bytes))
     return found.largest_timestamp if found.largest_timestamp >= 0 else None
+
+
+def _walk(segment: LogSegment, size_bytes: int) -> int:
+    """
+    Return the largest timestamp of all batches in a segment, -1 if none has one.
+
+    Raises:
+        CorruptRecordError: Not every batch can be reached: what the rest says is not known.
+    """
+    largest, end = -1, 0
+    for header in segment.headers(0, size_bytes):
+        largest, end = max(largest, header.max_timestamp), header.end
+    if end != size_bytes:
+        raise CorruptRecordError(
+            "the batches from here on cannot be read, and retention deletes none of them;"
+            " run `logstore repair`",
+            path=segment.log_path,
+            position=end,
+        )
+    return largest
 
 
 def blocked_retention(plan: RetentionPlan[LogSegment]) -> RetentionBlockedError | None:

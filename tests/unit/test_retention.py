@@ -19,6 +19,7 @@ from logstore.errors import CorruptRecordError, RetentionBlockedError
 from logstore.index import TimestampOffset
 from logstore.opening import open_log
 from logstore.partition_retention import blocked_retention
+from logstore.record import LOG_OVERHEAD
 from logstore.records_builder import encode_batch
 from logstore.retention import AHEAD_MS_MAX, BY_AGE, BY_LOG_START, BY_SIZE, plan_retention
 from logstore.scheduler import ManualScheduler
@@ -259,16 +260,23 @@ class TestNominations:
         assert 1 == log.delete_old_segments()
         assert 1 == len(walks)  # Once for both looks.
 
-    def test_damaged_batch(self, session):
-        """What cannot be walked is not deleted."""
-        fill(session.open(), [NOW_MS - 2 * HOUR_MS] * 2)
+    @pytest.mark.parametrize("length", [1, 2**30])
+    def test_damaged_batch(self, session, length):
+        """What cannot be walked to its end is not deleted: young records may be behind it."""
+        log = session.open(**{"segment.bytes": 100_000})
+        log.append(b"old", timestamp=NOW_MS - 2 * HOUR_MS)
+        log.append(b"young", timestamp=NOW_MS)
+        log.roll()
         with open(os.path.join(session.path, f"{0:020}.log"), "r+b") as file:
             file.seek(8)
-            file.write(b"\0\0\0\1")  # The batch's length.
+            second = LOG_OVERHEAD + int.from_bytes(file.read(4), "big")
+            file.seek(second + 8)
+            file.write(struct.pack(">i", length))
+        log.segments[0].set_max_timestamp(TimestampOffset(1000, 0))  # A wrong index.
         with pytest.raises(CorruptRecordError):
-            session.log.delete_old_segments()
-        assert 0 == session.log.log_start_offset
-        session.log.abandon()
+            log.delete_old_segments()
+        assert 0 == log.log_start_offset
+        log.abandon()
 
 
 class TestActiveSegment:
