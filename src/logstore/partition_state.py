@@ -294,6 +294,9 @@ class PartitionState:
         files promise more than there is.
         """
         is_lower = offsets.recovery_point < self.recovery_point
+        if self._writer().is_written_together and not is_lower:
+            self._note(offsets)
+            return
         if is_lower:
             self.write_recovery_point(offsets.recovery_point)
         self.write_log_start_offset(offsets.log_start_offset)

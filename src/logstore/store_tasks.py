@@ -191,17 +191,33 @@ class StoreTasks:
 
         Source: Kafka ``LogManager.cleanupLogs``.
         """
-        for topic_partition, hosted in list(store._hosted.items()):
-            log = hosted.open_log
-            if log is None or log.config.compact or store.is_held(topic_partition.topic):
-                continue
+        by_directory: dict[LogDirectory, list[HostedPartition]] = {}
+        for hosted in list(store._hosted.values()):
+            if hosted.directory is not None:
+                by_directory.setdefault(hosted.directory, []).append(hosted)
+        for directory, partitions in by_directory.items():
             try:
-                plan = log.apply_retention()
-                self._report_blocked(store, topic_partition, blocked_retention(plan))
-            except ClosedError:
-                continue  # It was deleted meanwhile.
-            except LogStoreError as error:
-                self._note(store, hosted, error, f"delete old segments of {topic_partition}")
+                with directory.written_together():
+                    for hosted in partitions:
+                        self._delete_old_segments_of(store, hosted)
+            except StorageError as error:
+                if is_directory_failure(error):
+                    store.take_offline(directory.path, error)
+                else:
+                    store.report(error, f"write the log starts in {directory.path}")
+
+    def _delete_old_segments_of(self, store: Store, hosted: HostedPartition) -> None:
+        log = hosted.open_log
+        if log is None or log.config.compact or store.is_held(hosted.topic_partition.topic):
+            return
+        topic_partition = hosted.topic_partition
+        try:
+            plan = log.apply_retention()
+            self._report_blocked(store, topic_partition, blocked_retention(plan))
+        except ClosedError:
+            return  # It was deleted meanwhile.
+        except LogStoreError as error:
+            self._note(store, hosted, error, f"delete old segments of {topic_partition}")
 
     def _report_blocked(
         self,

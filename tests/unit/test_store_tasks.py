@@ -153,6 +153,28 @@ class TestRetention:
         assert 0 < small.log_start_offset < small.log_end_offset
         assert 300 <= small.size_bytes < 600
 
+    def test_log_starts_are_written_together(self, session, tmp_path, monkeypatch):
+        """Many partitions lose segments in a round: their checkpoint is written once."""
+        s = session(config=self.config(**{"retention.bytes": 300}))
+        topic = s.store.create_topic("orders", partitions=5)
+        for log in topic.logs():
+            self.fill(log)
+        written = []
+        write = OffsetCheckpointFile.write
+        monkeypatch.setattr(
+            OffsetCheckpointFile,
+            "write",
+            lambda self, offsets: (
+                written.append(os.path.basename(self.path)),
+                write(self, offsets),
+            ),
+        )
+        s.store._tasks.delete_old_segments(s.store)
+        assert 1 == written.count("log-start-offset-checkpoint")
+        starts = checkpoint(tmp_path / "data", "log-start-offset-checkpoint")
+        assert starts == {("orders", n): topic[n].log_start_offset for n in range(5)}
+        assert all(start > 0 for start in starts.values())
+
     def test_altered_at_run_time(self, session):
         """The next round goes by the new settings; the log stays open."""
         s = session(config=self.config())
