@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from logstore.scheduler import Scheduler
     from logstore.segment_files import FileOwner
 
+# Segments whose names other ones have got, and that must not open those.
+REPLACED_KEPT_OPEN_MAX: Final = 32
 # Segments whose files stay open after they were sealed, until they are flushed.
 OPEN_SEALED_MAX: Final = 256
 
@@ -72,6 +74,7 @@ class LocalLog:
         "_files",
         "_held",
         "_open_sealed",
+        "_replaced",
         "_scheduler",
         "config",
         "directory",
@@ -103,6 +106,7 @@ class LocalLog:
         self._held: LogOffsetMetadata | None = None
         self._open_sealed: deque[LogSegment] = deque()  # Since the last flush.
         self._file_owner: FileOwner | None = None
+        self._replaced: deque[LogSegment] = deque()
         assert len(self.segments) > 0
         writer.publish(log_end_offset)
 
@@ -553,6 +557,9 @@ class LocalLog:
         for segment in old_segments:
             if segment.base_offset in reused:
                 segment.keep_open()
+                self._replaced.append(segment)
+        while len(self._replaced) > REPLACED_KEPT_OPEN_MAX:
+            self._replaced.popleft().let_close()
         commit_replacements(new_segments, self.poison)
         for segment in new_segments:
             segment.owner = self._file_owner

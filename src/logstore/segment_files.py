@@ -393,6 +393,11 @@ class SegmentFiles:
         self.offset_index.look()
         self.time_index.look()
 
+    def let_close(self) -> None:
+        """Undo :meth:`keep_open`: by now nobody looks at the segment, as a rule."""
+        self._is_kept_open = False
+        self.release()
+
     def read_at(self, position: int, size: int) -> bytes:
         """Return ``size`` bytes of the ``.log`` file, fewer at its end."""
         with self.handle.lease() as fd:

@@ -371,6 +371,19 @@ class TestSwap:
         assert held_bytes == held.to_bytes()
         assert not [name for name in os.listdir(opened.log.directory) if "deleted" in name]
 
+    def test_replaced_segments_do_not_hold_files_for_long(self, opened):
+        """However many there are before their files go."""
+        for number in range(60):
+            opened.put(**{f"k{number}": "x" * 900})
+        opened.log.roll()
+        expected = contents(opened.log)
+        opened.clean()
+        held = [each for each in opened.log._local_log._replaced if each._handle is not None]
+
+        assert 61 == len(opened.log.segments)
+        assert len(held) <= 32
+        assert expected == contents(opened.log)
+
     def test_offsets_that_are_gone(self, opened):
         """A fetch of one returns the batch behind it; get says which offset is next."""
         self.fill(opened)
