@@ -7,14 +7,13 @@ it would kill the reader. Indexes are copied into memory when they are first nee
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from logstore._native import Mapping, address_of
 from logstore.entries import largest_timestamp
-from logstore.errors import ClosedError, CorruptRecordError, StorageError
+from logstore.errors import CorruptRecordError
 from logstore.index import OffsetIndex, TimeIndex, TimestampOffset, TransactionIndex
 from logstore.index_file import IndexFile, View
 from logstore.segment import INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from logstore.clock import Clock
     from logstore.config import LogConfig
-    from logstore.files import FileHandle, Files
+    from logstore.files import Files
 
 # A copy of an index is made again when so many entries are missing: until then more is scanned.
 ENTRIES_MISSING_MAX = 64
@@ -178,16 +177,6 @@ class LiveSegment(ViewSegment):
         self._size_bytes = size_bytes
         self.release()
         self._offset_index = self._time_index = self._txn_index = None
-
-    def _open(self, flags: int) -> FileHandle:
-        try:
-            return super()._open(flags)
-        except StorageError as error:
-            if error.errno != errno.ENOENT:
-                raise
-            raise ClosedError(
-                f"{self.log_path} was deleted; read from 'earliest'", path=self.log_path
-            ) from error
 
     def end(self, log_end_offset: int) -> tuple[int, int]:
         """Return the log end offset and the size."""

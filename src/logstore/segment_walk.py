@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from logstore.aborted_transactions import NONE_ABORTED, AbortedTransactions, collect_aborted
+from logstore.clock import SYSTEM_CLOCK
 from logstore.damage import batch_of, ensure_gap, is_repeat
 from logstore.errors import CorruptRecordError, LogStoreError, OffsetOutOfRangeError
 from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 # The first read of a file is small, for reads of a few records; later ones grow.
 FIRST_CHUNK_BYTES: Final = 16 << 10
 PAGE_BYTES: Final = 4096
+LOST_TIMES_MAX: Final = 50  # A deleted segment is looked for so often,
+LOST_SECONDS: Final = 0.01  # with so much in between.
 
 MALFORMED: Final = "the records of a batch break the format; run `logstore verify`"
 
@@ -54,6 +57,8 @@ class SegmentWalk:
         "_chunk_bytes",
         "_chunk_bytes_max",
         "_has_found",
+        "_lost",
+        "_lost_times",
         "aborted",
         "base_offset_min",
         "filled",
@@ -93,6 +98,8 @@ class SegmentWalk:
         self.filled = 0
         #: In a batch that was begun: position and index of the next record.
         self.resume = (0, 0)
+        self._lost: LogSegment | None = None  # Was deleted under the read,
+        self._lost_times = 0  # and found again so often.
         #: No batch from here on begins below it.
         self.base_offset_min = 0
         self._chunk_bytes = FIRST_CHUNK_BYTES
@@ -124,8 +131,15 @@ class SegmentWalk:
         Raises:
             ClosedError: The log was closed.
         """
-        self.log.reading_end(self.isolation)
+        lost = self.segments[-1] if self.segments else None
         had_found = self._has_found
+        if lost is None or lost is not self._lost:
+            self._lost, self._lost_times = lost, 0
+        else:  # The log has not learned of it yet: a writer is about to show itself.
+            self._lost_times += 1
+            had_found = had_found and self._lost_times < LOST_TIMES_MAX
+            SYSTEM_CLOCK.sleep(LOST_SECONDS)
+        self.log.reading_end(self.isolation)
         self.relocate()
         return had_found
 

@@ -13,6 +13,7 @@ Source: DESIGN.md D3.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import tempfile
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from logstore.checkpoint import EpochEntry, LeaderEpochCheckpointFile
-from logstore.errors import StorageError
+from logstore.errors import ClosedError, StorageError
 from logstore.files import FileHandle
 from logstore.leader_epoch import LeaderEpochCache
 from logstore.leftovers import offset_of_file, stale_indexes
@@ -118,7 +119,14 @@ class ViewSegment(LogSegment):
             with self._guard:
                 if self._handle is None and not self._is_closed:
                     self._handle = FileHandle(self._files, os.devnull, os.O_RDONLY)
-        return super()._open(os.O_RDONLY)
+        try:
+            return super()._open(os.O_RDONLY)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            raise ClosedError(
+                f"{self.log_path} was deleted; read from 'earliest'", path=self.log_path
+            ) from error
 
     def _cut(self, size_bytes: int, *, in_place: bool) -> None:
         """Leave the file: ``size_bytes`` says what of it counts."""

@@ -615,3 +615,15 @@ def test_a_segment_goes_while_a_truncation_is_under_way(writer, path, monkeypatc
         with writer._truncations.under_way(33):
             assert 33 == reader.log_end_offset
         assert len(calls) >= 2
+
+
+def test_a_segment_of_a_closed_log_is_deleted(path):
+    """By the next writer, before the reader has looked: it is met as deleted, after a while."""
+    with logstore.open(path, config=SMALL) as log:
+        for _ in range(60):
+            log.append(b"x" * 20)
+    with logstore.open(path, "r") as reader:
+        assert State.CLOSED is reader._view.state
+        os.unlink(reader.segments[0].log_path)
+        with pytest.raises(logstore.ClosedError, match="was deleted"):
+            list(reader.read())
