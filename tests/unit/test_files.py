@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -336,6 +337,25 @@ class TestMapping:
         mapping.writable_view[10:13] = b"abc"
         mapping.stored(10, 3)
         assert path.read_bytes()[10:13] == b"abc"
+
+    def test_lasts_through_a_cycle_of_garbage(self, fd):
+        """Whoever is collected together with a mapping still finds it, whatever goes first."""
+
+        class Holder:
+            def __init__(self, mapping):
+                self.mapping, self.itself = mapping, self
+
+            def __del__(self):
+                counts.append(REAL_FILES.operation_counts()["unmap"])
+
+        REAL_FILES.pwrite(fd, b"abcd", 0)
+        REAL_FILES.count_operations()
+        counts = [REAL_FILES.operation_counts()["unmap"]]
+        Holder(REAL_FILES.map(fd, 4))
+        gc.collect()
+        counts.append(REAL_FILES.operation_counts()["unmap"])
+        REAL_FILES.count_operations(False)
+        assert [counts[0], counts[0], counts[0] + 1] == counts
 
     def test_refuses_nothing_to_map(self, fd):
         """An empty mapping does not exist."""

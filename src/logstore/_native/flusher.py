@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from logstore._native._core import lib
 from logstore._native.io import check
-from logstore._native.records import _objects
+from logstore._native.objects import objects
 from logstore._native.writer import load_published
 
 if TYPE_CHECKING:
     from logstore._native.writer import Writer
 
 ALONE: Final = 2**63 - 1  # An offset that is never durable.
-_flush = _objects.writer_flush
+_flush = objects.writer_flush
 
 
 class Flusher:

@@ -13,10 +13,10 @@ import fcntl
 import os
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final, NoReturn
 
 from logstore._native._core import ffi, lib
+from logstore._native.objects import objects
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -33,6 +33,7 @@ from logstore.errors import (
 # Looked up once: these two are called per record.
 _read_all = lib.ls_io_read_all
 _write_all = lib.ls_io_write_all
+_MappedMemory = objects.MappedMemory
 
 Path = str | os.PathLike[str]
 
@@ -133,22 +134,21 @@ class Mapping:
     below the mapped range while anybody may touch it (DESIGN.md D6).
     """
 
-    __slots__ = ("__weakref__", "_io", "_memory", "is_closed", "size")
+    __slots__ = ("__weakref__", "_address", "_io", "_memory", "is_closed", "size")
 
     def __init__(self, io: Any, address: int, size: int) -> None:
         self._io = io
         self.size = size
         self.is_closed = False
-        # The finalizer of the C pointer unmaps: each buffer made of it keeps it alive. It has its
-        # own hold on the io: a collected cycle may free the Python object of that first.
-        unmap = partial(_unmap, int(ffi.cast("uintptr_t", lib.ls_io_hold(io))), address, size)
-        self._memory = ffi.gc(ffi.cast("char *", address), unmap, size)
+        # Each buffer made of it keeps it alive, and it keeps the io.
+        self._memory = _MappedMemory(int(ffi.cast("uintptr_t", io)), address, size)
+        self._address = address
 
     @property
     def address(self) -> int:
         """Address of the first byte; valid while the caller holds this object."""
         assert not self.is_closed
-        return int(ffi.cast("uintptr_t", self._memory))
+        return self._address
 
     @property
     def view(self) -> memoryview:
@@ -159,7 +159,7 @@ class Mapping:
     def writable_view(self) -> memoryview:
         """The mapped bytes, to store into if the mapping was made for that."""
         assert not self.is_closed
-        return memoryview(ffi.buffer(self._memory, self.size))
+        return memoryview(self._memory)
 
     def claim(self) -> weakref.ref[Any]:
         """Return a reference that is dead once nobody, no view either, holds the memory."""
@@ -176,12 +176,6 @@ class Mapping:
 
     def __len__(self) -> int:
         return self.size
-
-
-def _unmap(io_address: int, address: int, size: int, _memory: object) -> None:
-    io = ffi.cast("ls_io *", io_address)
-    lib.ls_io_unmap(io, address, size)
-    lib.ls_io_free(io)
 
 
 class NativeFiles:

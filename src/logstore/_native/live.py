@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logstore._native._core import ffi, lib
 from logstore._native.io import Mapping, check
 from logstore._native.kernels import address_of
-from logstore._native.records import _objects
+from logstore._native.objects import objects
 
 LIVE_BYTES: Final = lib.LS_LIVE_BYTES
 LIVE_HEADER_BYTES: Final = lib.LS_LIVE_HEADER_BYTES
@@ -30,9 +30,9 @@ _OFFSETS: Final = struct.Struct("=15q")
 assert _OFFSETS.size == ffi.sizeof("struct ls_live_offsets")
 _NANOSECONDS: Final = 1_000_000_000
 
-_load = _objects.load
+_load = objects.load
 _change = lib.ls_live_change
-live_is_at = _objects.live_is_at
+live_is_at = objects.live_is_at
 
 if TYPE_CHECKING:
     from logstore._native.writer import Writer

@@ -25,6 +25,7 @@ struct ls_py_state {
     PyTypeObject *log_type;
     PyTypeObject *index_view_type;
     PyTypeObject *getter_type;
+    PyTypeObject *mapped_memory_type;
     PyObject *empty_tuple;
     PyObject *epoch;     /* 1970-01-01, UTC-aware */
     PyObject *timedelta; /* the class */
@@ -90,5 +91,6 @@ PyTypeObject *ls_py_add_iterator_type(PyObject *module);
 PyTypeObject *ls_py_add_log_type(PyObject *module);
 PyTypeObject *ls_py_add_index_view_type(PyObject *module);
 PyTypeObject *ls_py_add_getter_type(PyObject *module);
+PyTypeObject *ls_py_add_mapped_memory_type(PyObject *module);
 
 #endif

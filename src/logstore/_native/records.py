@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
 
 from logstore._native._core import lib
 from logstore._native.kernels import Buffer
+from logstore._native.objects import objects
 from logstore.errors import InvalidRecordError
 
 if TYPE_CHECKING:
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 
 OFFSET_MAX = 0x7FFF_FFFF_FFFF_FFFF
 BLOCK_RECORDS_MAX: int = lib.LS_BLOCK_RECORDS_MAX
-
-_slot: list[Any] = [None]
-if lib.ls_py_module(id(_slot)) != 0:  # The cause was printed: cffi cannot pass it on.
-    raise ImportError("the native module could not make its types; rebuild the extension")
-_objects: Any = _slot.pop()
 
 ItemT_co = TypeVar("ItemT_co", covariant=True)
 
@@ -128,10 +124,10 @@ if TYPE_CHECKING:
         def places(self) -> list[tuple[int, int, bool]]: ...
 
 else:
-    Record = _objects.Record
-    BlockIterator = _objects.BlockIterator
-    IndexView = _objects.IndexView
-    RecordGetter = _objects.RecordGetter
+    Record = objects.Record
+    BlockIterator = objects.BlockIterator
+    IndexView = objects.IndexView
+    RecordGetter = objects.RecordGetter
 
 
 class BlockStop(IntEnum):
@@ -201,7 +197,7 @@ def read_block(
     verified once, before its first record.
     """
     return Block._make(
-        _objects.read_block(
+        objects.read_block(
             data,
             position,
             end,
@@ -243,7 +239,7 @@ def fill_records(
     Raises:
         InvalidRecordError: A rule of spec 1.4 is broken before the end, the bound or the limit.
     """
-    items: list[Any] | None = _objects.fill_records(
+    items: list[Any] | None = objects.fill_records(
         section,
         base_offset,
         base_timestamp,

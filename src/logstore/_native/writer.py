@@ -21,7 +21,7 @@ from logstore._native._core import ffi, lib
 from logstore._native.columns import Columns
 from logstore._native.io import check
 from logstore._native.kernels import BATCH_DTYPE, Buffer, address_of, size_of, view_of
-from logstore._native.records import _objects
+from logstore._native.objects import objects
 from logstore.errors import (
     CorruptRecordError,
     InvalidRecordError,
@@ -36,17 +36,17 @@ ROLLING_BASED_TIMESTAMP_UNKNOWN = INT64_MIN
 BATCH_BYTES = 65536
 PREALLOCATE_BYTES = 16 << 20
 
-load_published = _objects.load
-_append_encoded = _objects.append_encoded
-_append_ready = _objects.append_ready
-_append_columns = _objects.append_columns
-_append_list = _objects.append_list
-_exclusive = _objects.writer_exclusive
-_is_forked = _objects.writer_is_forked
-_own_writer = _objects.own_writer
-_publish = _objects.writer_publish
-_settle = _objects.writer_settle
-_state = _objects.writer_state
+load_published = objects.load
+_append_encoded = objects.append_encoded
+_append_ready = objects.append_ready
+_append_columns = objects.append_columns
+_append_list = objects.append_list
+_exclusive = objects.writer_exclusive
+_is_forked = objects.writer_is_forked
+_own_writer = objects.own_writer
+_publish = objects.writer_publish
+_settle = objects.writer_settle
+_state = objects.writer_state
 
 
 class PatchedBatch:
@@ -111,7 +111,7 @@ if TYPE_CHECKING:
         def _bind_getter(self, getter: RecordGetter | None) -> None: ...
 
 else:
-    NativeLog = _objects.NativeLog
+    NativeLog = objects.NativeLog
 
 
 class WriterState(NamedTuple):
