@@ -7,13 +7,14 @@ it would kill the reader. Indexes are copied into memory when they are first nee
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from logstore._native import Mapping, address_of
 from logstore.entries import largest_timestamp
-from logstore.errors import CorruptRecordError
+from logstore.errors import CorruptRecordError, StorageError
 from logstore.index import OffsetIndex, TimeIndex, TimestampOffset, TransactionIndex
 from logstore.index_file import IndexFile, View
 from logstore.segment import INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX
@@ -75,8 +76,13 @@ class _CopiedIndex(IndexFile):
             count = 0
             if size > 0:
                 memory = self._files.page_aligned_buffer(size)
-                with self.handle.lease() as fd:
-                    size = self._files.pread_into(fd, memory, 0)
+                try:
+                    with self.handle.lease() as fd:
+                        size = self._files.pread_into(fd, memory, 0)
+                except StorageError as error:
+                    if error.errno != errno.ENOENT:
+                        raise
+                    size = 0  # Deleted with its segment, which will say so: a hint less.
                 self._release_handle()
                 count = self._ascending(memory, size // self.ENTRY_BYTES)
                 copy = _Copy(memory)

@@ -627,3 +627,16 @@ def test_a_segment_of_a_closed_log_is_deleted(path):
         os.unlink(reader.segments[0].log_path)
         with pytest.raises(logstore.ClosedError, match="was deleted"):
             list(reader.read())
+
+
+def test_an_index_goes_with_its_segment(writer, reader):
+    """Between the look at an index and its opening: a read goes on without it."""
+    for at in range(60):
+        writer.append(b"%d" % at)
+    assert 60 == reader.log_end_offset
+    segment = reader.segments[1]
+    index = segment.offset_index
+    assert index.entry_count > 0
+    os.rename(index.path, index.path + ".away")
+    assert b"%d" % (segment.base_offset + 3) == reader[segment.base_offset + 3].value
+    os.rename(index.path + ".away", index.path)
