@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import struct
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -101,7 +100,7 @@ class LivePage:
     **Thread rule**: the methods of the writer under the log's lock; all others from any thread.
     """
 
-    __slots__ = ("_address", "_claim", "_end_address", "_memory")
+    __slots__ = ("_address", "_end_address", "_memory")
 
     def __init__(self, mapping: Mapping) -> None:
         assert len(mapping) >= LIVE_BYTES
@@ -109,7 +108,6 @@ class LivePage:
 
     def _set(self, memory: memoryview, address: int) -> None:
         self._memory = memory  # It keeps what is behind it.
-        self._claim = weakref.ref(memory)
         self._address = address
         self._end_address = address + _END_AT
 
@@ -231,14 +229,8 @@ class LivePage:
         return bool(lib.ls_live_spin(self._address, end, change_count, nanoseconds))
 
     def poke(self) -> None:
-        """
-        Wake everybody who waits, in all processes.
-
-        Of a log that the garbage collector found in a cycle nobody is woken: the memory may be
-        unmapped before its owner's finalizer comes here.
-        """
-        if self._claim() is not None:
-            lib.ls_live_poke(self._address)
+        """Wake everybody who waits, in all processes."""
+        lib.ls_live_poke(self._address)
 
 
 def wait_any(pages: Sequence[LivePage], words: Sequence[int], seconds: float) -> bool:

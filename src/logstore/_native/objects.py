@@ -1,4 +1,4 @@
-"""The module of types and functions that are in C, and that cffi cannot make; its siblings wrap them."""
+"""Types and functions in C that cffi cannot make; the modules beside this one wrap them."""
 
 from __future__ import annotations
 
