@@ -176,10 +176,10 @@ def commit_replacements(segments: list[LogSegment], poison: Poison) -> None:
             for segment in reversed(swapped):
                 segment.change_file_suffixes(SWAP_SUFFIX, CLEANED_SUFFIX)
         except BaseException:
-            poison.cause = poison.cause or error
+            poison.note(error)
             raise
         if any(not segment.has_suffix(CLEANED_SUFFIX) for segment in segments):
-            poison.cause = poison.cause or error
+            poison.note(error)
         raise
 
 

@@ -33,16 +33,22 @@ class Poison:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.cause: BaseException | None = None
+        self.cause: StorageError | None = None
+
+    def note(self, error: BaseException) -> None:
+        """Keep what an error says, if it is the first; not the error, which holds frames."""
+        if self.cause is None:
+            said = getattr(error, "message", None) or repr(error)
+            self.cause = StorageError(said, getattr(error, "errno", None), path=self.path)
 
     def check(self) -> None:
         """Raise PoisonedError if something has failed that leaves the files in doubt."""
         cause = self.cause
         if cause is not None:
-            said = getattr(cause, "message", None) or repr(cause)
             raise PoisonedError(
-                f"an earlier operation failed halfway ({said}); close the log and open it again",
-                getattr(cause, "errno", None),
+                f"an earlier operation failed halfway ({cause.message});"
+                " close the log and open it again",
+                cause.errno,
                 path=self.path,
             )
 
@@ -52,7 +58,7 @@ class Poison:
         try:
             yield
         except BaseException as error:
-            self.cause = self.cause or error
+            self.note(error)
             raise
 
 
@@ -121,7 +127,7 @@ class GroupCommit:
             wanted = self._flusher.begin(offset)
         except PoisonedError as error:
             # Who has met the failure may not have come to say so yet.
-            self._poison.cause = self._poison.cause or error
+            self._poison.note(error)
             self._poison.check()
             raise
         if wanted is not None and self._poison.cause is not None:
@@ -145,5 +151,5 @@ class GroupCommit:
         try:
             yield
         except StorageError as error:
-            self._poison.cause = self._poison.cause or error
+            self._poison.note(error)
             raise

@@ -176,7 +176,7 @@ class LocalLog:
             self.segments.active.detach()
         except StorageError as error:
             if error.errno != errno.EDEADLK:  # By code that an append runs: it goes on to write.
-                self.poison.cause = self.poison.cause or error
+                self.poison.note(error)
             raise
 
     def append(self, batches: Buffer | PatchedBatch, headers: npt.NDArray[np.void]) -> None:
@@ -498,7 +498,7 @@ class LocalLog:
             segment.change_file_suffixes("", DELETED_SUFFIX)
         except BaseException as error:
             if segment.has_suffix(DELETED_SUFFIX):  # Some of them are, and cannot be undone.
-                self.poison.cause = self.poison.cause or error
+                self.poison.note(error)
             raise
 
     def _mark_all_deleted(self, segments: list[LogSegment]) -> None:

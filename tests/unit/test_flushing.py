@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -215,3 +218,25 @@ class TestLog:
             assert [True] * 3 == finished
             log.flush()
             assert log.recovery_point == log.log_end_offset
+
+
+class Held:
+    """What an operation has in its hands when it fails."""
+
+
+def test_what_poisons_keeps_no_frames():
+    """What a failed operation held is let go of, though the log remembers why it failed."""
+    poison = Poison("log-0")
+    references = []
+
+    def fail():
+        held = Held()
+        references.append(weakref.ref(held))
+        raise StorageError("the device is gone", errno.EIO)
+
+    with contextlib.suppress(StorageError), poison.if_it_fails():
+        fail()
+    gc.collect()
+    assert references[0]() is None
+    with pytest.raises(PoisonedError, match="the device is gone"):
+        poison.check()
