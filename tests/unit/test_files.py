@@ -349,6 +349,7 @@ class TestMapping:
                 counts.append(REAL_FILES.operation_counts()["unmap"])
 
         REAL_FILES.pwrite(fd, b"abcd", 0)
+        gc.collect()  # What other tests have left.
         REAL_FILES.count_operations()
         counts = [REAL_FILES.operation_counts()["unmap"]]
         Holder(REAL_FILES.map(fd, 4))
