@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 FLUSH_MS_NEVER: Final = 2**63 - 1
 # By then a system has written small files by itself, as a rule, and waiting for them costs little.
 FLUSH_INDEXES_DELAY_MS: Final = 30_000
+# Of sealed segments: a crash has a recovery read them again, at some GiB a second.
+UNFLUSHED_INDEXES_BYTES_MAX: Final = 1 << 30
 FLUSHED_TOGETHER: Final = 64  # Segments that the device is given at the same time.
 
 
@@ -39,11 +41,13 @@ class FlushedPartition(Partition):
     _group_commit: GroupCommit
     _sealed_files: SealedFiles
     _is_flush_due: bool
+    _is_index_flush_due: bool
 
     def _begin_flushes(self) -> None:
         """Finish what a new object needs."""
         self._sealed_files = SealedFiles(self._files)
         self._is_flush_due = False
+        self._is_index_flush_due = False
         self._local_log.set_file_owner(self)
         self._group_commit = GroupCommit(self._flush_below, self._flusher, self._poison)
 
@@ -184,10 +188,13 @@ class FlushedPartition(Partition):
         if not self._is_flush_due:  # When rolls come faster than flushes, one does for many.
             self._is_flush_due = True
             self._scheduler.schedule("flush-log", weakly(self, type(self)._flush_sealed_segments))
-        if not self._sealed_files:
-            action = weakly(self, type(self)._flush_sealed_files)
-            self._scheduler.schedule("flush-indexes", action, FLUSH_INDEXES_DELAY_MS)
         self._sealed_files.add(sealed, snapshot_offset, limit)
+        is_much = self._sealed_files.size_bytes >= UNFLUSHED_INDEXES_BYTES_MAX
+        if is_much or not self._is_index_flush_due:
+            self._is_index_flush_due = True
+            action = weakly(self, type(self)._flush_sealed_files)
+            delay_ms = 0 if is_much else FLUSH_INDEXES_DELAY_MS
+            self._scheduler.schedule("flush-indexes", action, delay_ms)
 
     def _flush_sealed_segments(self) -> None:
         """Flush all that is sealed by now."""
@@ -207,6 +214,7 @@ class FlushedPartition(Partition):
         Source: decision 0049.
         """
         self.check_writable()
+        self._is_index_flush_due = False  # First: what is sealed from here on needs another one.
         with self._closing_fast_path(), self._poison.if_it_fails():
             self._sealed_files.flush(
                 self._directory,

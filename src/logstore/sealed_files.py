@@ -60,6 +60,11 @@ class SealedFiles:
         """
         self._waiting[segment] = snapshot_offset, limit
 
+    @property
+    def size_bytes(self) -> int:
+        """What a recovery would read of these segments."""
+        return sum(segment.size_bytes for segment in self._waiting)
+
     def limit(self, recovery_point: int) -> int:
         """Return how far the recovery point on the disk may rise, of the one that there is."""
         return min([recovery_point, *(limit for _, limit in tuple(self._waiting.values()))])
@@ -96,8 +101,9 @@ class SealedFiles:
                             self._flush_snapshot(snapshot_path(snapshot_offset))
             if waiting:
                 self._files.fsync_directory(directory)
-            for segment, _ in waiting:
-                self._waiting.pop(segment, None)
+            for segment, left in waiting:
+                if self._waiting.get(segment) is left:  # Else it was sealed again meanwhile.
+                    del self._waiting[segment]
 
     def _flush_snapshot(self, path: str | None) -> None:
         """Make a producer snapshot durable, if it is still there."""

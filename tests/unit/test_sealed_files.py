@@ -11,6 +11,7 @@ import pytest
 from logstore.checkpoint import RECOVERY_POINT_CHECKPOINT, OffsetCheckpointFile
 from logstore.errors import PoisonedError, StorageError
 from logstore.partition_flush import FLUSH_INDEXES_DELAY_MS
+from logstore.sealed_files import SealedFiles
 from logstore.simulated_files import FailingFiles, SimulatedFiles
 
 
@@ -66,6 +67,37 @@ def test_the_kept_recovery_point_waits(tmp_path):
     log.maybe_increment_log_start_offset(2)
     assert 27 == kept_recovery_point(session)
     log.close()
+
+
+def test_what_is_sealed_during_a_flush_gets_one_of_its_own(tmp_path, monkeypatch):
+    """It came too late for the flush that is under way, and does not wait for another roll."""
+    session = rolled(tmp_path, FailingFiles())
+    advance(session, 0)
+    log = session.log
+    flush_snapshot = SealedFiles._flush_snapshot
+
+    def roll_once(sealed_files, path):
+        monkeypatch.undo()
+        log.append(b"30")
+        log.roll()
+        flush_snapshot(sealed_files, path)
+
+    monkeypatch.setattr(SealedFiles, "_flush_snapshot", roll_once)
+    advance(session, FLUSH_INDEXES_DELAY_MS)
+    advance(session, FLUSH_INDEXES_DELAY_MS)
+    log.maybe_increment_log_start_offset(1)
+    assert 31 == log.recovery_point == kept_recovery_point(session)
+    log.close()
+
+
+def test_much_does_not_wait(tmp_path, monkeypatch):
+    """What a recovery would have to read is bounded."""
+    monkeypatch.setattr("logstore.partition_flush.UNFLUSHED_INDEXES_BYTES_MAX", 1)
+    session = rolled(tmp_path, FailingFiles())
+    assert "flush-indexes" in advance(session, 0)
+    session.log.maybe_increment_log_start_offset(1)
+    assert 30 == kept_recovery_point(session)
+    session.log.close()
 
 
 def test_a_segment_that_was_flushed_when_it_was_sealed(tmp_path):
