@@ -67,6 +67,7 @@ class TestFailingFiles:
             call()
         files.close(fd)
 
+    @pytest.mark.linux
     def test_sendfile(self, tmp_path):
         """Fails as a socket does; simulated files are not the kernel's to send."""
         files = FailingFiles()
