@@ -38,6 +38,7 @@ from logstore.files import Files
 from logstore.hosted_partition import HostedPartition
 from logstore.log import Log
 from logstore.log_directory import STORE, LogDirectory
+from logstore.open_files import OPEN_FILES
 from logstore.reporting import Report, ReportingScheduler, Reports
 from logstore.scheduler import Scheduler, ThreadScheduler
 from logstore.store_config import StoreConfig
@@ -49,6 +50,7 @@ from logstore.unified_log import UnifiedLog
 
 # Threads that wait for the device together: it takes their flushes at the same time.
 WAITING_THREADS: Final = 16
+FILES_DIVISOR: Final = 8  # Of the segments that may have files open, for each such thread.
 
 ResultT = TypeVar("ResultT")
 
@@ -410,7 +412,8 @@ class HostingStore:
         Raises:
             BaseException: Of the first that failed, when all are done.
         """
-        threads = min(threads, len(partitions))
+        # Each has some files open for a moment that are not counted.
+        threads = min(threads, len(partitions), max(1, OPEN_FILES.segments_max // FILES_DIVISOR))
         if threads < 2 or self.config.num_recovery_threads_per_data_dir == 1:
             return [action(hosted) for hosted in partitions]
         with ThreadPoolExecutor(threads, thread_name_prefix="logstore") as pool:

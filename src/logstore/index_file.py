@@ -525,10 +525,10 @@ class IndexFile:
                 self._open()
             if not self._is_dirty or not self.writable:
                 return
-            self._is_dirty = False
             was_open = self._handle is not None and not self._is_open_to_flush
             handle = self.handle
             self._is_open_to_flush = False
+            self._is_dirty = False  # Not before it is open: a second attempt would do nothing.
         try:
             with handle.lease() as fd:  # Outside the lock: readers may map meanwhile.
                 self._files.fdatasync(fd)

@@ -11,19 +11,23 @@ Source: decision 0049; Kafka flushes them with each roll.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from logstore.errors import ClosedError, StorageError
+from logstore.open_files import OPEN_FILES
 
 if TYPE_CHECKING:
     from logstore.files import Files
     from logstore.segment import LogSegment
 
 FLUSHED_TOGETHER: Final = 32  # Segments, with two files each, that the device gets at once.
+FILES_DIVISOR: Final = 16  # Of the segments that may have files open; several flush at a time.
 
 
 class SealedFiles:
@@ -88,27 +92,27 @@ class SealedFiles:
         """
         with self._flushing:
             waiting = list(self._waiting.items())
-            for first in range(0, len(waiting), FLUSHED_TOGETHER):
-                together = waiting[first : first + FLUSHED_TOGETHER]
-                for begin in (True, False):
-                    for segment, (snapshot_offset, _) in together:
-                        try:
-                            segment.start_flush_of_indexes() if begin else segment.flush_indexes()
-                        except (ClosedError, StorageError):
-                            if is_there(segment):
-                                raise
-                        if not begin:
-                            self._flush_snapshot(snapshot_path(snapshot_offset))
+            # Their files are open from the beginning to the end of it.
+            count = min(FLUSHED_TOGETHER, max(1, OPEN_FILES.segments_max // FILES_DIVISOR))
+            for first in range(0, len(waiting), count):
+                together = waiting[first : first + count]
+                for segment, _ in together:
+                    with _unless_gone(segment, is_there):
+                        OPEN_FILES.with_room(segment.start_flush_of_indexes)
+                for segment, (snapshot_offset, _) in together:
+                    with _unless_gone(segment, is_there):
+                        segment.flush_indexes()
+                    path = snapshot_path(snapshot_offset)
+                    if path is not None:
+                        OPEN_FILES.with_room(partial(self._flush_snapshot, path))
             if waiting:
-                self._files.fsync_directory(directory)
+                OPEN_FILES.with_room(partial(self._files.fsync_directory, directory))
             for segment, left in waiting:
                 if self._waiting.get(segment) is left:  # Else it was sealed again meanwhile.
                     del self._waiting[segment]
 
-    def _flush_snapshot(self, path: str | None) -> None:
+    def _flush_snapshot(self, path: str) -> None:
         """Make a producer snapshot durable, if it is still there."""
-        if path is None:
-            return
         try:
             fd = self._files.open(path, os.O_RDONLY)
         except StorageError as error:
@@ -119,3 +123,13 @@ class SealedFiles:
             self._files.fdatasync(fd)
         finally:
             self._files.close(fd)
+
+
+@contextlib.contextmanager
+def _unless_gone(segment: LogSegment, is_there: Callable[[LogSegment], bool]) -> Iterator[None]:
+    """Let an error pass only if the segment is still the log's."""
+    try:
+        yield
+    except (ClosedError, StorageError):
+        if is_there(segment):
+            raise

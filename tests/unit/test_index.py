@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -15,6 +16,7 @@ from logstore.errors import (
     CorruptIndexError,
     IndexOffsetOverflowError,
     InvalidOffsetError,
+    StorageError,
 )
 from logstore.index import (
     WARM_BYTES_MAX,
@@ -23,6 +25,7 @@ from logstore.index import (
     TimeIndex,
     TimestampOffset,
 )
+from logstore.simulated_files import FailingFiles
 
 BASE = 100
 
@@ -186,6 +189,21 @@ class TestFile:
         index.trim_to_valid_size()
         index.flush()
         assert OffsetPosition(110, 4200) == index.lookup(110)
+
+
+    def test_flush_after_one_that_could_not_open_the_file(self, tmp_path):
+        """What a flush did not come to is left to the next."""
+        files = FailingFiles()
+        index = OffsetIndex(tmp_path / "00000000000000000100.index", BASE, 1024, files=files)
+        index.append(110, 4200)
+        index.release()
+        files.fail("open", errno.EMFILE)
+        with pytest.raises(StorageError):
+            index.flush()
+        before = files.calls("fdatasync")
+        index.flush()
+        assert before + 1 == files.calls("fdatasync")
+        index.close()
 
 
 class TestOffsetIndex:
