@@ -190,7 +190,6 @@ class TestFile:
         index.flush()
         assert OffsetPosition(110, 4200) == index.lookup(110)
 
-
     def test_flush_after_one_that_could_not_open_the_file(self, tmp_path):
         """What a flush did not come to is left to the next."""
         files = FailingFiles()
