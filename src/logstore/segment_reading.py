@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.entries import NO_TIMESTAMP, EntryHeader, entry_headers
-from logstore.errors import CorruptRecordError, StorageError
+from logstore.errors import ClosedError, CorruptRecordError, StorageError
 from logstore.file_records import NO_RECORDS, FetchDataInfo, FileRecords, LogOffsetMetadata
 from logstore.files import Files, Mapping
 from logstore.index import AbortedTxn, OffsetPosition, TimestampOffset, TxnIndexSearchResult
@@ -291,11 +291,17 @@ class ReadableSegment(SegmentFiles):
         Map the ``.log`` file of a segment that takes no more appends, up to its last entry.
 
         Raises:
-            ClosedError: The segment was closed or deleted.
+            ClosedError: The segment was closed or deleted, or a truncation has just cut it.
         """
         # The file before its views: those of an older one must not count it as theirs.
         with self.handle.lease() as fd:
-            return self.views.map(self._files, fd, self.size_bytes)
+            size_bytes = self.size_bytes
+            if not 0 < size_bytes <= self._files.size(fd):  # Beyond the file memory is a SIGBUS.
+                raise ClosedError(
+                    f"{self.log_path} was cut while it was about to be read; read again",
+                    path=self.log_path,
+                )
+            return self.views.map(self._files, fd, size_bytes)
 
     def translate_offset(self, offset: int, starting_position: int = 0) -> OffsetLocation | None:
         """

@@ -1,12 +1,15 @@
-"""Where a timestamp is in a segment."""
+"""What is asked of a segment: where a timestamp is, and a mapping of its bytes."""
 
 from __future__ import annotations
 
+import os
+import pathlib
 import struct
 import zlib
 
 import pytest
 
+import logstore
 from logstore.record import encode_batch
 from logstore.testing import ManualClock, open_log
 
@@ -40,3 +43,28 @@ class TestOffsetOfMaxTimestamp:
         log.append_as_follower(message_of_magic_0(0) + message_of_magic_0(1), 3)
         assert 2 == log.log_end_offset
         assert log.max_timestamp() is None
+
+
+class TestMapSealed:
+    def test_of_a_segment_that_a_truncation_has_emptied(self, log):
+        """A scan that was about to map it finds its place again."""
+        log.extend([b"a", b"b"])
+        log.roll()
+        log.append(b"c")
+        segment = log.segments[0]
+        log.truncate_to(0)
+
+        with pytest.raises(logstore.ClosedError, match="was cut"):
+            segment.map_sealed()
+
+    def test_of_a_file_that_somebody_else_has_cut(self, log):
+        """No byte beyond its end is ever in a mapping."""
+        log.extend([b"a", b"b"])
+        log.roll()
+        segment = log.segments[0]
+        content = pathlib.Path(segment.log_path).read_bytes()
+        os.truncate(segment.log_path, segment.size_bytes - 1)
+
+        with pytest.raises(logstore.ClosedError, match="was cut"):
+            segment.map_sealed()
+        pathlib.Path(segment.log_path).write_bytes(content)
