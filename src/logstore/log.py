@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import index
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from logstore._native import Buffer, Record, Writer
@@ -25,9 +23,10 @@ from logstore.checkpoint import LeaderEpochCheckpointFile, PartitionMetadataFile
 from logstore.cleaner_config import CleanerSettings
 from logstore.cleaner_stats import CleanerStats
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.closing import Closing
 from logstore.compaction import compact
 from logstore.config import LogConfig
-from logstore.errors import LogStoreError, StorageError
+from logstore.errors import StorageError
 from logstore.extending import Extender
 from logstore.files import REAL_FILES, Files
 from logstore.follow import Follower
@@ -35,7 +34,7 @@ from logstore.follower_truncation import Leader, truncate_to_divergence
 from logstore.given_records import Headers, header_pairs, milliseconds_of
 from logstore.leader_epoch import LeaderEpochCache
 from logstore.live_view import LiveView
-from logstore.loader import LogLoader
+from logstore.loader import LoadedLog, LogLoader
 from logstore.local_log import LocalLog
 from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_state import ProducerStateManager
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 Origin = Literal["client", "coordinator", "raft_leader", "replication"]
 
 
-class Log(UnifiedLog):
+class Log(UnifiedLog, Closing):
     """
     An append-only, ordered, durable log of records, each at its offset.
 
@@ -164,37 +163,60 @@ class Log(UnifiedLog):
                 files=files,
                 clock=clock,
             ).load()
-            try:
-                local_log = LocalLog(
-                    path,
-                    config,
-                    loaded.segments,
-                    writer=Writer(files.io, clock_address=clock.address),
-                    log_end_offset=loaded.log_end_offset,
-                    files=files,
-                    clock=clock,
-                    scheduler=scheduler,
-                )
-                log = cls(
-                    path,
-                    local_log,
-                    log_start_offset=loaded.log_start_offset,
-                    recovery_point=loaded.recovery_point,
-                    leader_epochs=leader_epochs,
-                    producer_state=producer_state,
-                    files=files,
-                    clock=clock,
-                    scheduler=scheduler,
-                    own_scheduler=own_scheduler,
-                    high_watermark=high_watermark,
-                    partition_metadata=metadata,
-                    checkpoints=checkpoints,
-                )
-            except BaseException:
-                for segment in loaded.segments:
-                    segment.close_handlers()
-                raise
+            log = cls._of_loaded(
+                path,
+                config,
+                loaded,
+                leader_epochs=leader_epochs,
+                producer_state=producer_state,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+                own_scheduler=own_scheduler,
+                high_watermark=high_watermark,
+                partition_metadata=metadata,
+                checkpoints=checkpoints,
+            )
             return log._begun(topic_id, high_watermark_offset)
+
+    @classmethod
+    def _of_loaded(
+        cls,
+        path: str,
+        config: LogConfig,
+        loaded: LoadedLog,
+        *,
+        files: Files,
+        clock: Clock,
+        scheduler: Scheduler,
+        **state: Any,
+    ) -> Self:
+        """Return a log over loaded segments; their files are closed if there can be none."""
+        try:
+            local_log = LocalLog(
+                path,
+                config,
+                loaded.segments,
+                writer=Writer(files.io, clock_address=clock.address),
+                log_end_offset=loaded.log_end_offset,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+            )
+            return cls(
+                path,
+                local_log,
+                log_start_offset=loaded.log_start_offset,
+                recovery_point=loaded.recovery_point,
+                files=files,
+                clock=clock,
+                scheduler=scheduler,
+                **state,
+            )
+        except BaseException:
+            for segment in loaded.segments:
+                segment.close_handlers()
+            raise
 
     def _begun(self, topic_id: str | None = None, high_watermark_offset: int = 0) -> Self:
         try:
@@ -228,21 +250,10 @@ class Log(UnifiedLog):
         with _ended_by_failure(own_scheduler):
             view = LiveView(path, config, files=files, clock=clock, scheduler=scheduler)
             loader, loaded = view.load()
-            local_log = LocalLog(
+            log = cls._of_loaded(
                 path,
                 config,
-                loaded.segments,
-                writer=Writer(files.io, clock_address=clock.address),
-                log_end_offset=loaded.log_end_offset,
-                files=files,
-                clock=clock,
-                scheduler=scheduler,
-            )
-            log = cls(
-                path,
-                local_log,
-                log_start_offset=loaded.log_start_offset,
-                recovery_point=loaded.recovery_point,
+                loaded,
                 leader_epochs=loader.leader_epochs,
                 producer_state=loader.producer_state,
                 files=files,
@@ -617,35 +628,16 @@ class Log(UnifiedLog):
         state = "closed" if self.is_closed else f"offsets={tuple(self.offsets)}"
         return f"<Log {self.directory!r} {state}>"
 
-    def __enter__(self) -> Self:
-        self.check_open()
-        return self
+    def _is_ended(self) -> bool:
+        return getattr(self, "_is_closed", True) or self._is_forked()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with contextlib.suppress(LogStoreError):  # The first error is the one to see.
-            self.close()
-
-    def __del__(self) -> None:
-        if getattr(self, "_is_closed", True) or self._is_forked():
-            return
-        with contextlib.suppress(Exception):
-            self.abandon()
-        if not self._is_read_only:
-            warnings.warn(
-                f"{self._directory} was not closed; it is recovered at the next open."
-                " Use `with logstore.open(…)`, or call close()",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+    def _leak(self) -> str | None:
+        if self._is_read_only:
+            return None
+        return (
+            f"{self._directory} was not closed; it is recovered at the next open."
+            " Use `with logstore.open(…)`, or call close()"
+        )
 
 
 @contextlib.contextmanager

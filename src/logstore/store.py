@@ -26,13 +26,12 @@ import contextlib
 import copyreg
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from logstore.clock import SYSTEM_CLOCK, Clock
+from logstore.closing import Closing
 from logstore.config import LogConfig
 from logstore.config_import import ConfigImport, import_configs
 from logstore.errors import (
@@ -160,7 +159,7 @@ def open_log_store(
     return store
 
 
-class LogStore(TransactionalStore):
+class LogStore(TransactionalStore, Closing):
     """
     Topics and their partitions, in one or several directories.
 
@@ -345,35 +344,16 @@ class LogStore(TransactionalStore):
             with contextlib.suppress(StorageError):
                 directory.leave(STORE, clean=False)
 
-    def __enter__(self) -> Self:
-        self.check_open()
-        return self
+    def _is_ended(self) -> bool:
+        return self._is_closed or self._is_forked()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with contextlib.suppress(LogStoreError):  # The first error is the one to see.
-            self.close()
-
-    def __del__(self) -> None:
-        if self._is_closed or self._is_forked():
-            return
-        with contextlib.suppress(Exception):
-            self.abandon()
-        if not self._is_read_only:
-            warnings.warn(
-                f"{self!r} was not closed; it is recovered at the next open."
-                " Use `with logstore.open_store(…)`, or call close()",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+    def _leak(self) -> str | None:
+        if self._is_read_only:
+            return None
+        return (
+            f"{self!r} was not closed; it is recovered at the next open."
+            " Use `with logstore.open_store(…)`, or call close()"
+        )
 
 
 # ---- fork ----------------------------------------------------------------------------------------

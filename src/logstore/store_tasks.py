@@ -34,7 +34,6 @@ from logstore.checkpoint import (
     RECOVERY_POINT_CHECKPOINT,
     TopicPartition,
 )
-from logstore.clock import Clock
 from logstore.errors import (
     ClosedError,
     DiskFullError,
@@ -42,11 +41,10 @@ from logstore.errors import (
     RetentionBlockedError,
     StorageError,
 )
-from logstore.files import Files
-from logstore.hosted_partition import HostedPartition
+from logstore.hosted_partition import Host, HostedPartition
 from logstore.log_directory import LogDirectory
 from logstore.partition_retention import blocked_retention
-from logstore.scheduler import Scheduler, Task
+from logstore.scheduler import Task
 from logstore.store_config import StoreConfig
 from logstore.topic_configs import TopicConfigs
 from logstore.unified_log import delete_tree
@@ -67,23 +65,8 @@ def is_directory_failure(error: BaseException) -> bool:
     )
 
 
-class Store(Protocol):
+class Store(Host, Protocol):
     """What the tasks need of their store."""
-
-    @property
-    def clock(self) -> Clock:
-        """What time it is."""
-        ...
-
-    @property
-    def files(self) -> Files:
-        """The door to the file system."""
-        ...
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Runs background work."""
-        ...
 
     @property
     def config(self) -> StoreConfig:

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "logstore"
 # Lowest first. A module imports from rows above its own only, never from its own row.
 LAYERS = [
     {"errors"},
-    {"cleaner_config", "config", "clock", "extras", "append_origin", "process_watch"},
+    {"cleaner_config", "closing", "config", "clock", "extras", "append_origin", "process_watch"},
     {"scheduler", "metrics", "store_config", "topic_names", "throttler"},
     {"reporting"},
     {"_native"},
