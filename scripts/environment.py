@@ -30,6 +30,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STATE = VENV / "logstore-setup.json"
 LOCK = ROOT / "requirements" / "lock.txt"
+SPARK = ROOT / "requirements" / "spark.txt"
 NATIVE = ROOT / "src" / "logstore" / "_native"
 COMPILER_VARIABLES = ("CC", "CFLAGS", "LDFLAGS")
 CORE_VARIABLES = ("LOGSTORE_DEBUG", "LOGSTORE_PORTABLE", "LOGSTORE_SANITIZE")
@@ -144,6 +145,15 @@ def install_lock(_state: dict[str, str]) -> None:
         run("install the dependencies with pip", [*pip, str(LOCK)])
 
 
+def install_spark(_state: dict[str, str]) -> None:
+    """Install a Spark, as pinned; half a gigabyte, and most of the setup's time."""
+    print("logstore: install Spark", flush=True)
+    uv = [str(PYTHON), "-m", "uv", "pip", "install", "--quiet", "--python", str(PYTHON)]
+    if not succeeds([*uv, "--require-hashes", "-r", str(SPARK)]):
+        pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(SPARK)]
+        run("install Spark with pip", pip)
+
+
 def pin_of(name: str, lock: str) -> str:
     """Return what the lock says of one distribution: its version and hashes."""
     (pin,) = (pin for pin in re.split(r"\n(?=\S)", lock) if pin.startswith(f"{name}=="))
@@ -196,6 +206,7 @@ def main() -> int:
 
     steps: list[tuple[str, Callable[[dict[str, str]], None], Callable[[dict[str, str]], str]]] = [
         ("lock", install_lock, lambda _: fingerprint([LOCK])),
+        ("spark", install_spark, lambda _: fingerprint([SPARK])),
         ("project", install_project, lambda _: fingerprint([ROOT / "pyproject.toml"])),
         ("native", build_native, native_fingerprint),
     ]
