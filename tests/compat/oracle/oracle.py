@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 # Small heap, no JIT beyond C1: the process lives for seconds, and its neighbours need the cores.
 JVM_OPTIONS = [
     "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-enableassertions",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=off",
 ]  # fmt: skip
 
 
