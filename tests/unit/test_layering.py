@@ -95,6 +95,7 @@ LAYERS = [
     {"verification"},
     {"repairing"},
     {""},  # The package itself: public names, no logic.
+    {"spark"},
     {"cli", "testing"},
     {"__main__"},
 ]
