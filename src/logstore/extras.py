@@ -9,6 +9,9 @@ from logstore.errors import MissingExtraError
 
 # What each optional module comes with: the extra in the metadata of the distribution.
 EXTRA_OF = {
+    "fastavro": "formats",
+    "google": "formats",
+    "orjson": "formats",
     "prometheus_client": "metrics",
     "pyarrow": "arrow",
     "pyspark": "spark-local",
