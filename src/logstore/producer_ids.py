@@ -3,10 +3,15 @@ Producer ids: numbers that are given out once, from blocks that are reserved on 
 
 Each log directory holds the newest block, as JSON, in the form that Kafka once kept in ZooKeeper::
 
-    {"version": 1, "broker": 1, "block_start": "2000", "block_end": "2999"}
+    {"version": 1, "broker": 1, "block_start": "1000000000002000", "block_end": "1000000000002999"}
 
 Both ends are inclusive. A block is durable before its first id is given out. What is left of it is
 lost when the process ends: the next one reserves the block behind it.
+
+A broker that serves the directory before or after us has its ids from the controller, which counts
+from 0 and does not look into logs. Of the same id and epoch it would take a batch with a sequence
+number that it knows for a repetition, and acknowledge it without writing it. So ids begin here
+where no controller gets to.
 
 Source: Kafka ``ProducerIdManager``, ``ProducerIdsBlock``.
 """
@@ -24,6 +29,10 @@ from logstore.files import REAL_FILES, Files, Path
 
 PRODUCER_ID_BLOCK_FILE: Final = "latest-producer-id-block"
 BLOCK_SIZE: Final = 1000
+
+# A controller that hands out a block of 1,000 each millisecond is there after 31 years. And below
+# 2**53: up to there a number in JSON is exact everywhere.
+FIRST_PRODUCER_ID: Final = 10**15
 
 _VERSION: Final = 1
 _INT64_MAX: Final = 2**63 - 1
@@ -88,6 +97,7 @@ class ProducerIdManager:
             start = max([self._end, *(end + 1 for end in ends)])
         else:
             start = -(-self._first_free() // BLOCK_SIZE) * BLOCK_SIZE
+        start = max(start, FIRST_PRODUCER_ID)
         block = {
             "version": _VERSION,
             "broker": self._broker,

@@ -9,7 +9,12 @@ import threading
 import pytest
 
 from logstore.errors import CorruptCheckpointError, DiskFullError, SimulatedCrashError, StorageError
-from logstore.producer_ids import BLOCK_SIZE, PRODUCER_ID_BLOCK_FILE, ProducerIdManager
+from logstore.producer_ids import (
+    BLOCK_SIZE,
+    FIRST_PRODUCER_ID,
+    PRODUCER_ID_BLOCK_FILE,
+    ProducerIdManager,
+)
 from logstore.simulated_files import FailingFiles, SimulatedFiles
 
 
@@ -22,29 +27,44 @@ def manager(path, **options):
     return ProducerIdManager(lambda: [path.parent], **options)
 
 
+def numbers(ids, count=1):
+    """The next ids, counted from the first that there ever is."""
+    return [ids.generate() - FIRST_PRODUCER_ID for _ in range(count)]
+
+
 def test_first_block(path):
-    """Ids ascend from 0; the block is on the disk in Kafka's words before the first comes."""
+    """Ids ascend; the block is on the disk in Kafka's words before the first comes."""
     ids = manager(path)
     assert not path.exists()
-    assert [0, 1, 2] == [ids.generate() for _ in range(3)]
-    block = {"version": 1, "broker": 1, "block_start": "0", "block_end": "999"}
-    assert block == json.loads(path.read_text())
+    assert [0, 1, 2] == numbers(ids, 3)
+    ends = {"block_start": "1000000000000000", "block_end": "1000000000000999"}
+    assert {"version": 1, "broker": 1, **ends} == json.loads(path.read_text())
 
 
 def test_next_block(path):
     """The rest of a block is lost with its process; a full one is followed by the next."""
-    assert 0 == manager(path).generate()
-    ids = manager(path)
-    assert list(range(1000, 2001)) == [ids.generate() for _ in range(BLOCK_SIZE + 1)]
-    assert "2999" == json.loads(path.read_text())["block_end"]
+    assert [0] == numbers(manager(path))
+    assert list(range(1000, 2001)) == numbers(manager(path), BLOCK_SIZE + 1)
+    assert "1000000000002999" == json.loads(path.read_text())["block_end"]
+
+
+def test_ids_are_not_a_controllers(path):
+    """
+    Neither without a file nor with one that says less: a controller counts from 0.
+
+    Of an id that both have given out, a broker takes new batches for repetitions, and drops them.
+    """
+    assert manager(path).generate() > 2**48
+    path.write_text('{"version":1,"broker":1,"block_start":"1000","block_end":"1999"}')
+    assert manager(path).generate() > 2**48
 
 
 def test_ids_that_others_have_used(path):
     """Without a file the first block lies above them, and asking happens once."""
     asked = []
-    ids = manager(path, first_free=lambda: asked.append(1) or 1234)
-    assert [2000, 2001] == [ids.generate(), ids.generate()]
-    assert 3000 == manager(path, first_free=lambda: 9_999).generate()
+    used = FIRST_PRODUCER_ID + 1234
+    assert [2000, 2001] == numbers(manager(path, first_free=lambda: asked.append(1) or used), 2)
+    assert [3000] == numbers(manager(path, first_free=lambda: used * 2))
     assert [1] == asked
 
 
@@ -54,7 +74,7 @@ def test_threads(path):
     found = []
 
     def take():
-        found.extend([ids.generate() for _ in range(600)])
+        found.extend(numbers(ids, 600))
 
     threads = [threading.Thread(target=take) for _ in range(4)]
     for thread in threads:
@@ -90,7 +110,7 @@ def test_disk_full(path):
     ids = manager(path, files=files)
     with pytest.raises(DiskFullError):
         ids.generate()
-    assert 0 == ids.generate()
+    assert [0] == numbers(ids)
 
 
 def test_power_loss(path, tmp_path):
@@ -116,12 +136,12 @@ def test_several_directories(tmp_path):
     first.mkdir()
     second.mkdir()
     here = [first]
-    assert 0 == ProducerIdManager(lambda: here).generate()
+    assert [0] == numbers(ProducerIdManager(lambda: here))
     here = [first, second]
-    assert 1000 == ProducerIdManager(lambda: here).generate()
+    assert [1000] == numbers(ProducerIdManager(lambda: here))
     here = [second]
-    assert 2000 == ProducerIdManager(lambda: here).generate()
+    assert [2000] == numbers(ProducerIdManager(lambda: here))
     here = [first, second]
-    assert 3000 == ProducerIdManager(lambda: here).generate()
+    assert [3000] == numbers(ProducerIdManager(lambda: here))
     with pytest.raises(StorageError, match="no directory"):
         ProducerIdManager(list).generate()

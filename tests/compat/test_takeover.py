@@ -1,0 +1,235 @@
+"""
+A broker's disk is taken over, written to, and given back; and once more.
+
+What the broker's clients wrote and committed, and what was written here, is judged by the other
+side each time: by consumers of a real broker, and by the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+
+import kafka_broker
+import pytest
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import logstore
+
+pytestmark = pytest.mark.skipif(
+    kafka_broker.missing() is not None, reason=f"no broker: {kafka_broker.missing()}"
+)
+
+PARTITIONS = 3
+CODECS = ("gzip", "snappy", "lz4", "zstd")
+TOPICS = {
+    "orders": (PARTITIONS, {}),
+    "latest": (1, {"cleanup.policy": "compact", "segment.bytes": "1048576"}),
+    **{f"packed-{codec}": (1, {"retention.ms": "-1"}) for codec in CODECS},
+}
+# Nothing is cleaned behind the test's back: it compares all that was written.
+BROKER = {"log.cleaner.enable": "false"}
+WAIT_SECONDS = 30
+
+
+def client(broker, **settings):
+    return {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "log_level": 0,
+        **{name.replace("_", "."): value for name, value in settings.items()},
+    }
+
+
+@contextlib.contextmanager
+def consumer_of(broker, **settings):
+    consumer = Consumer(client(broker, **settings))
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def served(broker):
+    """What a ``read_committed`` consumer is given, by topic and partition: offset, key, value."""
+    records = defaultdict(list)
+    settings = {"group_id": "judge", "enable_partition_eof": True, "enable_auto_commit": False}
+    with consumer_of(broker, isolation_level="read_committed", **settings) as consumer:
+        places = [
+            (topic, number) for topic, (count, _) in TOPICS.items() for number in range(count)
+        ]
+        consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in places])
+        ended = set()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(ended) < len(places):
+            assert time.monotonic() < deadline, f"{set(places) - ended} have no end"
+            for message in consumer.consume(500, timeout=1):
+                place = (message.topic(), message.partition())
+                if message.error() is None:
+                    records[place].append((message.offset(), message.key(), message.value()))
+                else:
+                    assert KafkaError._PARTITION_EOF == message.error().code(), message.error()
+                    ended.add(place)
+    return records
+
+
+def stored(store):
+    """The same, as the store reads it."""
+    return {
+        (topic, number): found
+        for topic, (count, _) in TOPICS.items()
+        for number in range(count)
+        if (found := [(each.offset, each.key, each.value) for each in store[topic, number]])
+    }
+
+
+def committed_positions(broker, group):
+    """What a group has committed, as the broker's coordinator says."""
+    admin = AdminClient(client(broker))
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    found = asked[group].result(WAIT_SECONDS).topic_partitions
+    return {(each.topic, each.partition): each.offset for each in found}
+
+
+def produce(producer, topic, *values, key=None, partition=-1):
+    for value in values:
+        producer.produce(topic, value, key=key, partition=partition)
+
+
+def write_with_clients(broker):
+    """Plain, compressed, compacted and transactional records, and a group's position."""
+    admin = AdminClient(client(broker))
+    created = admin.create_topics(
+        [NewTopic(name, count, 1, config=config) for name, (count, config) in TOPICS.items()]
+    )
+    for future in created.values():
+        future.result(WAIT_SECONDS)
+
+    for codec in CODECS:
+        packer = Producer(client(broker, compression_type=codec, linger_ms=50))
+        produce(packer, f"packed-{codec}", *(b"%d " % number * 50 for number in range(40)))
+        assert 0 == packer.flush(WAIT_SECONDS)
+
+    producer = Producer(client(broker, enable_idempotence=True))
+    for number in range(60):
+        produce(producer, "orders", b"order %d" % number, key=b"customer %d" % (number % 7))
+        produce(producer, "latest", b"state %d" % number, key=b"item %d" % (number % 5))
+    assert 0 == producer.flush(WAIT_SECONDS)
+
+    till = Producer(client(broker, transactional_id="till"))
+    till.init_transactions(WAIT_SECONDS)
+    for name, end in (("paid", "commit"), ("void", "abort"), ("also paid", "commit")):
+        till.begin_transaction()
+        for number in range(PARTITIONS):
+            produce(till, "orders", name.encode(), partition=number)
+        getattr(till, f"{end}_transaction")(WAIT_SECONDS)
+
+    with consumer_of(broker, group_id="billing", enable_auto_commit=False) as consumer:
+        places = [TopicPartition("orders", number, number + 1) for number in range(PARTITIONS)]
+        consumer.commit(offsets=places, asynchronous=False)
+
+
+def write_with_store(store):
+    """The same kinds of records from here, a position within a transaction; what is next."""
+    for codec in CODECS:
+        store[f"packed-{codec}", 0].extend([b"ours " * 50] * 20, compression=codec)
+    for number in range(5):
+        store["latest"].append(None if number == 4 else b"ours", key=b"item %d" % number)
+    store["orders"].append(b"ours", key=b"customer 1")
+    for name in ("first", "second"):
+        with store.transaction("till") as transaction:  # The one that a client had.
+            for number in range(PARTITIONS):
+                transaction.append(("orders", number), f"our {name}".encode())
+            position = store.positions("billing").get("orders", 0)
+            transaction.commit_positions("billing", {("orders", 0): position + 1})
+    with contextlib.suppress(KeyError), store.transaction("our own") as transaction:
+        transaction.append(("orders", 1), b"never")
+        transaction.commit_positions("billing", {("orders", 1): 0})
+        raise KeyError
+    with store.transaction("once") as transaction:
+        transaction.append(("orders", 0), b"once")
+    store.positions("audit").commit({("latest", 0): 7})
+
+
+def write_more_with_clients(broker):
+    """A client with a transactional id that was used here, and one without."""
+    for name in ("till", "our own"):
+        producer = Producer(client(broker, transactional_id=name))
+        producer.init_transactions(WAIT_SECONDS)
+        producer.begin_transaction()
+        produce(producer, "orders", f"{name} again".encode(), partition=2)
+        producer.commit_transaction(WAIT_SECONDS)
+    # The broker has not heard of the producer ids that were given out here: were one the same as
+    # one of its own, it would take these for repetitions, and acknowledge without writing them.
+    for number in range(4):
+        producer = Producer(client(broker, enable_idempotence=True))
+        produce(producer, "orders", b"last %d" % number, partition=0)
+        assert 0 == producer.flush(WAIT_SECONDS)
+
+
+def values_of(records, topic):
+    return [value for place, found in records.items() if place[0] == topic for *_, value in found]
+
+
+@pytest.mark.timeout(240)
+def test_a_brokers_disk_there_and_back(tmp_path):
+    """Nothing is lost or altered on the way to us, back to the broker, and to us again."""
+    data = tmp_path / "disk"
+    with kafka_broker.kafka_broker(tmp_path, BROKER, log_dirs=[data]) as broker:
+        write_with_clients(broker)
+        before = served(broker)
+        assert {("orders", number): number + 1 for number in range(PARTITIONS)} == (
+            committed_positions(broker, "billing")
+        )
+    assert b"paid" in values_of(before, "orders")
+    assert b"void" not in values_of(before, "orders")
+
+    with logstore.open_store(data) as store:
+        assert [] == list(store.check())
+        assert before == stored(store)
+        imported = store.import_configs().imported
+        assert {"latest", *(f"packed-{codec}" for codec in CODECS)} <= imported.keys()
+        assert not store["latest"].is_held
+        assert store["orders"].is_held
+        write_with_store(store)
+        between = stored(store)
+        assert not store.errors
+    for place, records in before.items():
+        assert records == between[place][: len(records)]
+    ours = values_of(between, "orders")
+    assert [1, PARTITIONS, PARTITIONS] == [
+        ours.count(value) for value in (b"ours", b"our first", b"our second")
+    ]
+
+    with kafka_broker.kafka_broker(tmp_path, BROKER, log_dirs=[data]) as broker:
+        assert between == served(broker)
+        assert {("orders", 0): 3, ("orders", 1): 2, ("orders", 2): 3} == (
+            committed_positions(broker, "billing")
+        )
+        assert {("latest", 0): 7} == committed_positions(broker, "audit")
+        write_more_with_clients(broker)
+        after = served(broker)
+        # A group goes on where it was told to here.
+        with consumer_of(broker, group_id="audit", auto_offset_reset="error") as consumer:
+            consumer.subscribe(["latest"])
+            assert 7 == consumer.consume(1, timeout=WAIT_SECONDS)[0].offset()
+    lasts = {b"last %d" % number for number in range(4)}
+    assert {b"till again", b"our own again", *lasts} <= set(values_of(after, "orders"))
+    assert " ERROR " not in broker.log_path.read_text()
+
+    with logstore.open_store(data) as store:
+        assert [] == list(store.check())
+        assert after == stored(store)
+        assert not store["latest"].is_held
+        with store.transaction("till") as transaction:
+            transaction.append(("orders", 0), b"ours again")
+        assert b"ours again" == store["orders", 0].last().value
+        assert not store.errors
