@@ -221,6 +221,11 @@ class ArrowBatches:
         self._section_batch: RecordBatch | None = None
         log.readers.add(self)
 
+    @property
+    def next_offset(self) -> int:
+        """Below it everything was delivered, or stepped over."""
+        return self._walk.next_offset
+
     def __iter__(self) -> Iterator[Any]:
         return self
 

@@ -113,6 +113,14 @@ def absolute_paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     return found
 
 
+def is_partition(path: str, files: Files) -> bool:
+    """Return whether a directory is a log's own: there are segments in it."""
+    return any(
+        name.endswith(LOG_SUFFIX) and name.removesuffix(LOG_SUFFIX).isdecimal()
+        for name in files.listdir(path)
+    )
+
+
 def check_is_no_partition(path: str, files: Files) -> None:
     """
     Raise if a directory is a log's own, not one of logs.
@@ -120,10 +128,7 @@ def check_is_no_partition(path: str, files: Files) -> None:
     Raises:
         ConfigError: There are segments in it.
     """
-    if any(
-        name.endswith(LOG_SUFFIX) and name.removesuffix(LOG_SUFFIX).isdecimal()
-        for name in files.listdir(path)
-    ):
+    if is_partition(path, files):
         problem = f"{path} is a log, not a directory of logs; give the directory that it is in"
         raise ConfigError([problem], path=path)
 

@@ -9,10 +9,16 @@ Source: Spark ``KafkaSourceProvider``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource
 
 from logstore.spark.options import check_names, parse_source_options
-from logstore.spark.source_columns import schema_ddl
+from logstore.spark.source_columns import columns_of, schema_ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
 
 
 class LogStoreDataSource(DataSource):
@@ -40,3 +46,19 @@ class LogStoreDataSource(DataSource):
         """Return what a query reads, unless its user gives a schema."""
         options = parse_source_options(self.options)
         return schema_ddl(options.columns, include_headers=options.include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch query."""
+        from logstore.spark.batch_reader import batch_reader  # noqa: PLC0415
+
+        options = parse_source_options(self.options)
+        options.check_batch()
+        return batch_reader(options, columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return the reader of a stream."""
+        from logstore.spark.stream_reader import LogStoreStreamReader  # noqa: PLC0415
+
+        options = parse_source_options(self.options)
+        options.check_stream()
+        return LogStoreStreamReader(options, columns_of(schema))

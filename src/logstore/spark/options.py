@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from logstore.checkpoint import TopicPartition
+from logstore.files import REAL_FILES
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.kafka_settings import CLIENT_SETTINGS, REFUSED_SETTINGS
 from logstore.spark.offsets import (
@@ -30,6 +31,7 @@ from logstore.spark.offsets import (
     parse_timestamps,
 )
 from logstore.spark.source_columns import COLUMNS
+from logstore.store_directories import is_partition
 
 logger = logging.getLogger("logstore.spark")
 
@@ -356,7 +358,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return SourceOptions(
         roots=roots,
-        subscription=_subscription(given),
+        subscription=_subscription(given, roots),
         starting=_limit(given, "starting", None),
         ending=_limit(given, "ending", LATEST),
         latest_if_no_match=strategy == "latest",
@@ -406,8 +408,12 @@ def _local_path(path: str) -> str:
     return os.path.normpath(text)
 
 
-def _subscription(given: OptionMap) -> Subscription:
+def _subscription(given: OptionMap, roots: tuple[str, ...]) -> Subscription:
     named = [name for name in STRATEGIES if name in given]
+    if not named and all(
+        REAL_FILES.is_directory(root) and is_partition(root, REAL_FILES) for root in roots
+    ):
+        return Subscription(pattern=".*")  # The path says it all.
     if len(named) != 1:
         problem = f"{' and '.join(named)} are given" if named else "none is given"
         raise SparkSourceError(
