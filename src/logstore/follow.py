@@ -11,7 +11,9 @@ asyncio, selectors, trio     one thread of the process sleeps on up to 127 logs 
 a log without live offsets   is looked at every 20 to 100 ms
 ===========================  ======================================================================
 
-A wait neither takes the C append path away from the writer nor costs it more than a wake-up.
+Behind the last batch of the active segment a thread waits in C (``TailReader``), which reads what
+comes and makes records of it; what is unusual in any way, from a roll to damage, goes the general
+way. A wait neither takes the C append path away from the writer nor costs it more than a wake-up.
 
 Source: Kafka ``KafkaConsumer.poll``; DESIGN.md D3.
 """
@@ -22,12 +24,15 @@ import asyncio
 import contextlib
 import itertools
 import numbers
+import sys
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from logstore._native import TailReader, ffi
 from logstore.clock import SYSTEM_CLOCK
-from logstore.errors import ClosedError, OffsetOutOfRangeError
+from logstore.errors import ClosedError, OffsetOutOfRangeError, StorageError
+from logstore.files import HeldLease
 from logstore.readable_log import Isolation
 from logstore.reader import RecordIterator
 from logstore.waiting import Signal, WatchedLog, watcher
@@ -40,9 +45,14 @@ if TYPE_CHECKING:
 ItemT_co = TypeVar("ItemT_co", covariant=True)
 
 POLL_SECONDS: Final = 0.02  # Where the system cannot sleep on a word.
+HAS_FUTEX: Final = sys.platform == "linux"
+SPIN_SECONDS: Final = 0.02  # In one go: then signals and a close are looked for.
+NANOSECONDS: Final = 1_000_000_000
 # A signal that comes right before a sleep does not end it. Only the main thread takes signals.
 SIGNAL_SECONDS: Final = 1.0
 _NOTHING: Final = object()
+# Of parents of this process, which use them: letting go takes locks that nobody here would free.
+_inherited: Final[list[TailReader]] = []
 
 
 class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
@@ -78,6 +88,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         "_patience",
         "_signal",
         "_spin",
+        "_tail",
         "_timeout",
         "_watched",
     )
@@ -104,6 +115,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         self._event = threading.Event()
         self._page: LivePage | None = None  # The last one it slept on: the log may be closed since.
         self._signal: Signal | None = None
+        self._tail: TailReader | None = None  # It begins where the walk is.
         super().__init__(log, start, None, isolation, values_only=values_only)
 
     # -- where it is -------------------------------------------------------------------------------
@@ -133,8 +145,9 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
         patience = self._patience
         deadline = None if patience is None else SYSTEM_CLOCK.monotonic() + patience
         while not self._is_over:
+            tail = self._tail
             try:
-                block = self._block_at_hand()
+                block = self._block_at_hand() if tail is None else self._tail_block(tail, 0, 0)
             except ClosedError:
                 if self._watched.is_closed:
                     return None
@@ -144,10 +157,19 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             seconds = self._watched.wait_seconds
             if deadline is not None:
                 rest = deadline - SYSTEM_CLOCK.monotonic()
-                if rest <= 0:
+                if rest <= 0 and tail is None:
                     return None
                 seconds = min(seconds, rest)
-            self._sleep(seconds)
+            tail = tail or self._new_tail()
+            if tail is None:
+                self._sleep(seconds)
+                continue
+            if threading.current_thread() is threading.main_thread():
+                seconds = min(seconds, SIGNAL_SECONDS)
+            block = self._tail_block(tail, min(self._spin, seconds), seconds)
+            if block is not None:
+                return block
+            self._tail = None  # Look in the general way.
         return None
 
     def _block_at_hand(self) -> list[Any] | None:
@@ -171,6 +193,80 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             if block:
                 return block
             # Only batches without records, or a truncation: look again.
+
+    # -- the general way, but in C -----------------------------------------------------------------
+
+    def _new_tail(self) -> TailReader | None:
+        """Return what waits and reads in C from here on; None: only the general way will do."""
+        log, walk = self._watched, self._walk
+        page = log.live_page
+        if page is None or not HAS_FUTEX or self._values_only:
+            return None
+        shown = page.load()
+        if (
+            shown is None
+            or not shown.is_open
+            or shown.truncation_count % 2
+            or (shown.high_watermark >= 0 and walk.isolation != "log_end")
+            or (shown.first_unstable_offset >= 0 and walk.isolation == "read_committed")
+            or walk.handle is None
+            or walk.resume != (0, 0)
+            or self._section is not None
+        ):
+            return None
+        try:
+            # Now the log is as it is shown, or as it was later: files and marks are the same
+            # unless the page has moved on, which C will see.
+            end = log.reading_end("log_end")
+            if (
+                shown.log_end_offset > end
+                or self._truncations != log.truncations
+                or log.live_page is not page
+                or walk.segments != [log.active_segment]
+                or walk.handle is not walk.segments[-1].handle
+                or shown.active_base_offset != walk.segments[-1].base_offset
+            ):
+                return None
+            lease = HeldLease(walk.handle)
+        except (ClosedError, StorageError):
+            return None
+        walk.let_go()
+        tail = TailReader(
+            (page, lease),
+            page.address,
+            shown.change_count,
+            int(ffi.cast("uintptr_t", lease.files.io)),
+            lease.fd,
+            walk.isolation != "read_committed",
+            walk.origin,
+            walk.next_offset,
+            walk.base_offset_min,
+        )
+        self._page = page
+        self._tail = tail
+        if self._is_over or log.is_closed:
+            tail.stop()  # Whoever closes did not know of it.
+        return tail
+
+    def _tail_block(
+        self, tail: TailReader, spin_seconds: float, seconds: float
+    ) -> list[Any] | None:
+        """Return what comes within some seconds, if C can read it."""
+        block = tail.next(int(spin_seconds * NANOSECONDS), int(seconds * NANOSECONDS))
+        if block is not None:
+            walk = self._walk
+            self._block_first = walk.next_offset
+            walk.next_offset = tail.next_offset
+            walk.base_offset_min = tail.base_offset_min
+            walk.origin = tail.position
+        return block
+
+    def relocate(self) -> None:
+        """Forget the files, in a forked child."""
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            _inherited.append(tail)
+        super().relocate()
 
     def _check_start(self) -> None:
         first, offset = self._log.log_start_offset, self._walk.next_offset
@@ -220,18 +316,28 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
             return
         if threading.current_thread() is threading.main_thread():
             seconds = min(seconds, SIGNAL_SECONDS)
-        if self._spin > 0:
-            end, changes = page.log_end_offset, page.change_count
-            if self.has_news() or page.spin(end, changes, min(seconds, self._spin)):
-                return
+        if self._spin > 0 and self._spin_until_news(page, min(seconds, self._spin)):
+            return
         word = page.prepare()
         if self.has_news() or self._watched.live_page is not page:
             return
         if not page.wait(word, seconds):
             self._event.wait(min(seconds, POLL_SECONDS))
 
+    def _spin_until_news(self, page: LivePage, seconds: float) -> bool:
+        until = SYSTEM_CLOCK.monotonic() + seconds
+        while seconds > 0:
+            end, changes = page.log_end_offset, page.change_count
+            if self.has_news() or page.spin(end, changes, min(seconds, SPIN_SECONDS)):
+                return True
+            seconds = until - SYSTEM_CLOCK.monotonic()
+        return False
+
     def _wake(self) -> None:
         self._event.set()
+        tail = self._tail
+        if tail is not None:
+            tail.stop()
         for page in (self._page, self._watched.live_page):
             if page is not None:
                 page.poke()

@@ -112,6 +112,7 @@ from logstore._native.records import (
     IndexView,
     Record,
     RecordGetter,
+    TailReader,
     fill_records,
     read_block,
 )
@@ -197,6 +198,7 @@ __all__ = [
     "RecordGetter",
     "ScanResult",
     "ScannedBatch",
+    "TailReader",
     "Writer",
     "WriterState",
     "address_of",

@@ -25,6 +25,7 @@ struct ls_py_state {
     PyTypeObject *log_type;
     PyTypeObject *index_view_type;
     PyTypeObject *getter_type;
+    PyTypeObject *tail_type;
     PyTypeObject *mapped_memory_type;
     PyObject *empty_tuple;
     PyObject *epoch;     /* 1970-01-01, UTC-aware */
@@ -50,6 +51,13 @@ struct ls_py_bytes {
     Py_ssize_t room;
 };
 
+/* Where a read goes on. */
+struct ls_py_place {
+    int64_t position;        /* in the file, of a batch */
+    int64_t next_offset;     /* of the next record */
+    int64_t base_offset_min; /* of the batch */
+};
+
 /* Integers to int64; -1 with an error set. */
 int ls_py_int64s(PyObject *const *args, Py_ssize_t count, int64_t *values);
 /* Make room for `needed` elements; -1 with MemoryError. */
@@ -67,6 +75,14 @@ int64_t ls_py_append_plain(ls_writer *writer, PyObject *values, int64_t *first_o
 /* What a RecordGetter finds, or NULL: without an error it is for the general way. */
 PyObject *ls_py_getter_get(PyObject *self, int64_t offset);
 bool ls_py_is_getter(PyObject *object);
+
+/*
+ * The records below stop_offset of the plain batches in [bytes, bytes + size), which begin at the
+ * place, as a list; the place goes on with them. An empty list: the batch there is torn, or damaged,
+ * or not plain, or not to be read yet; the place stays.
+ */
+PyObject *ls_py_plain_records(struct ls_py_state *state, const uint8_t *bytes, int64_t size,
+                              bool transactional, int64_t stop_offset, struct ls_py_place *place);
 
 /* One entry of the module's method table each; `self` is the module. */
 PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t count);
@@ -91,6 +107,7 @@ PyTypeObject *ls_py_add_iterator_type(PyObject *module);
 PyTypeObject *ls_py_add_log_type(PyObject *module);
 PyTypeObject *ls_py_add_index_view_type(PyObject *module);
 PyTypeObject *ls_py_add_getter_type(PyObject *module);
+PyTypeObject *ls_py_add_tail_type(PyObject *module);
 PyTypeObject *ls_py_add_mapped_memory_type(PyObject *module);
 
 #endif

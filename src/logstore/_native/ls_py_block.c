@@ -60,8 +60,8 @@ static void drop_items(struct block *block, Py_ssize_t count) {
         Py_DECREF(block->items[--block->count]);
 }
 
-static int block_open(struct block *block, PyObject *module, int64_t count_max) {
-    block->state = PyModule_GetState(module);
+static int block_open(struct block *block, struct ls_py_state *state, int64_t count_max) {
+    block->state = state;
     block->count_max = (Py_ssize_t)count_max;
     block->items = PyMem_Malloc((size_t)count_max * sizeof *block->items);
     if (block->items == NULL) PyErr_NoMemory();
@@ -110,7 +110,7 @@ PyObject *ls_py_fill_records(PyObject *self, PyObject *const *args, Py_ssize_t c
     int64_t count_max = numbers[9] < batch.record_count ? numbers[9] : batch.record_count;
     enum fill outcome = FILL_INVALID;
     PyObject *list = NULL;
-    if (sound && block_open(&block, self, count_max) == 0) {
+    if (sound && block_open(&block, PyModule_GetState(self), count_max) == 0) {
         struct cut cut = {.at = batch.records};
         outcome = fill(&block, &batch, &cut);
         list = block_close(&block, outcome == FILL_INVALID || outcome == FILL_ERROR);
@@ -205,7 +205,7 @@ PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t cou
     struct block block = {
         .start_offset = numbers[2], .stop_offset = numbers[3], .values_only = numbers[5] != 0};
     PyObject *result = NULL;
-    if (block_open(&block, self, max_records) == 0) {
+    if (block_open(&block, PyModule_GetState(self), max_records) == 0) {
         int stop = walk_batches(&walk, &block);
         PyObject *items = block_close(&block, stop < 0);
         if (items != NULL) {
@@ -217,4 +217,23 @@ PyObject *ls_py_read_block(PyObject *self, PyObject *const *args, Py_ssize_t cou
     }
     PyBuffer_Release(&view);
     return result;
+}
+
+PyObject *ls_py_plain_records(struct ls_py_state *state, const uint8_t *bytes, int64_t size,
+                              bool transactional, int64_t stop_offset, struct ls_py_place *place) {
+    struct walk walk = {.at = bytes,
+                        .end = bytes + size,
+                        .base_offset_min = place->base_offset_min,
+                        .transactional = transactional,
+                        .verify = true};
+    struct block block = {.start_offset = place->next_offset, .stop_offset = stop_offset};
+    /* More records than these bytes can hold: none is left behind. */
+    if (block_open(&block, state, size / LS_RECORD_BYTES_MIN + 1) < 0) return NULL;
+    int stop = walk_batches(&walk, &block);
+    PyObject *records = block_close(&block, stop < 0);
+    if (records == NULL || PyList_Size(records) == 0) return records;
+    place->position += walk.at - bytes;
+    place->next_offset = block.start_offset;
+    place->base_offset_min = walk.base_offset_min;
+    return records;
 }

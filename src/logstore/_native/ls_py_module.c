@@ -11,6 +11,7 @@ static int state_traverse(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->log_type);
     Py_VISIT(state->index_view_type);
     Py_VISIT(state->getter_type);
+    Py_VISIT(state->tail_type);
     Py_VISIT(state->mapped_memory_type);
     Py_VISIT(state->empty_tuple);
     Py_VISIT(state->epoch);
@@ -25,6 +26,7 @@ static int state_clear(PyObject *module) {
     Py_CLEAR(state->log_type);
     Py_CLEAR(state->index_view_type);
     Py_CLEAR(state->getter_type);
+    Py_CLEAR(state->tail_type);
     Py_CLEAR(state->mapped_memory_type);
     Py_CLEAR(state->empty_tuple);
     Py_CLEAR(state->epoch);
@@ -64,10 +66,11 @@ static int state_fill(PyObject *module) {
     state->log_type = ls_py_add_log_type(module);
     state->index_view_type = ls_py_add_index_view_type(module);
     state->getter_type = ls_py_add_getter_type(module);
+    state->tail_type = ls_py_add_tail_type(module);
     state->mapped_memory_type = ls_py_add_mapped_memory_type(module);
     bool complete = state->epoch && state->timedelta && state->empty_tuple && state->record_type &&
                     state->iterator_type && state->log_type && state->index_view_type &&
-                    state->getter_type && state->mapped_memory_type;
+                    state->getter_type && state->tail_type && state->mapped_memory_type;
     return complete ? 0 : -1;
 }
 

@@ -123,11 +123,38 @@ if TYPE_CHECKING:
 
         def places(self) -> list[tuple[int, int, bool]]: ...
 
+    @final
+    class TailReader:
+        """Waits for records behind the last batch of a segment; see ``follow.py``."""
+
+        position: int
+        next_offset: int
+        base_offset_min: int
+
+        def __init__(
+            self,
+            owner: object,
+            live: int,
+            change_count: int,
+            io: int,
+            fd: int,
+            transactional: bool,
+            position: int,
+            next_offset: int,
+            base_offset_min: int,
+            /,
+        ) -> None: ...
+
+        def next(self, spin_ns: int, wait_ns: int, /) -> list[Record] | None: ...
+
+        def stop(self) -> None: ...
+
 else:
     Record = objects.Record
     BlockIterator = objects.BlockIterator
     IndexView = objects.IndexView
     RecordGetter = objects.RecordGetter
+    TailReader = objects.TailReader
 
 
 class BlockStop(IntEnum):
