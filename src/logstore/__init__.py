@@ -64,6 +64,7 @@ from logstore.errors import (
     RetentionBlockedError,
     SegmentOffsetOverflowError,
     StorageError,
+    TopicAppendError,
     TopicExistsError,
     TransactionCoordinatorFencedError,
     UnexpectedAppendOffsetError,
@@ -90,7 +91,8 @@ from logstore.reporting import Report
 from logstore.segment import TimestampAndOffset
 from logstore.store import LogStore, open_store
 from logstore.store_config import StoreConfig
-from logstore.topic import Topic, TopicOffset
+from logstore.topic import Topic
+from logstore.topic_extending import TopicOffset, TopicOffsets
 from logstore.transactions import Transaction
 from logstore.waiter import LogWaiter
 from logstore.watermarks import LogOffsets
@@ -163,8 +165,10 @@ __all__ = [
     "TimestampAndOffset",
     "TimestampType",
     "Topic",
+    "TopicAppendError",
     "TopicExistsError",
     "TopicOffset",
+    "TopicOffsets",
     "TopicPartition",
     "Transaction",
     "TransactionCoordinatorFencedError",

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import errno as _errno
 import os
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class LogStoreError(Exception):
@@ -438,6 +442,34 @@ class PartialAppendError(LogStoreError):
     def __init__(self, message: str, *, appended: range, **fields: Any) -> None:
         super().__init__(message, **fields)
         self.appended = appended
+
+
+class TopicAppendError(LogStoreError):
+    """
+    Records for several partitions of a topic were appended in part.
+
+    Attributes:
+        partitions: int32 array: the partition of each record, in the caller's order; of unsized
+            input those that were looked at.
+        offsets: int64 array: the offset of each, -1 where it was not appended. To try again, give
+            the records of ``offsets < 0`` once more.
+        errors: For each partition that failed, why. Records that were appended there and could not
+            be made durable have offsets all the same.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        partitions: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        errors: dict[int, Exception],
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, **fields)
+        self.partitions = partitions
+        self.offsets = offsets
+        self.errors = errors
 
 
 class MissingExtraError(LogStoreError, ImportError):

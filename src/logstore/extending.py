@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from logstore._native import Buffer, Columns, encode_records, scan_batches, seal_batch
+from logstore._native import Buffer, Columns, encode_batch, encode_records, scan_batches, seal_batch
 from logstore.arrow_columns import arrow_columns
 from logstore.compression import CompressionType, compress
 from logstore.errors import (
@@ -39,6 +39,7 @@ from logstore.given_records import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from logstore.config import LogConfig
     from logstore.unified_log import UnifiedLog
 
 # Writes records [first, …) in one go, all or nothing if asked; returns how many it wrote.
@@ -195,7 +196,7 @@ class Extender:
         config = log.config
         columns = given.columns
         now_ms = log.clock.milliseconds()
-        self._check(given, now_ms)
+        check_settings(config, given.null_key, given.timestamps, now_ms, path=self._log.directory)
         level = {
             CompressionType.GZIP: config.compression_gzip_level,
             CompressionType.LZ4: config.compression_lz4_level,
@@ -212,31 +213,91 @@ class Extender:
 
         return columns.count, write
 
-    def _check(self, given: GivenColumns, now_ms: int) -> None:
-        """Refuse what the settings do not allow, as C does for what is not compressed."""
-        config = self._log.config
-        if config.compact and given.null_key is not None:
-            raise InvalidRecordError(
-                f"record {given.null_key} has no key, and the log is compacted; give keys",
-                record_errors=[(given.null_key, "a record without key")],
-                path=self._log.directory,
-            )
-        if given.timestamps is None or config.message_timestamp_type == "LogAppendTime":
-            return
-        lowest = now_ms - config.message_timestamp_before_max_ms
-        highest = now_ms + config.message_timestamp_after_max_ms
-        timestamps = given.timestamps
-        wrong = np.flatnonzero(
-            (timestamps != NO_TIMESTAMP) & ((timestamps < lowest) | (timestamps > highest))
+
+def encoded_batch(
+    columns: Columns,
+    first: int,
+    codec: CompressionType,
+    level: int | None = None,
+    *,
+    batch_bytes: int,
+    attributes: int = 0,
+    **fields: int,
+) -> tuple[bytes, int]:
+    """
+    Return one batch of records from ``first`` on, and how many it has.
+
+    Args:
+        columns: The records.
+        first: Index of the first.
+        codec: Of the records section.
+        level: Of the codec; None is its default.
+        batch_bytes: Size to aim at, before compression.
+        attributes: Without codec bits.
+        **fields: As ``batch_fields`` takes them.
+
+    Raises:
+        RecordTooLargeError: It would be larger than 2^31 - 1 bytes.
+    """
+    fields["batch_bytes"] = batch_bytes
+    if codec is CompressionType.NONE:
+        encoded = encode_batch(columns, first, attributes=attributes, **fields)
+        return encoded.data, encoded.record_count
+    section = encode_records(columns, first, attributes=attributes, **fields)
+    batch = seal_batch(
+        compress(codec, section.data, level),
+        base_timestamp=section.base_timestamp,
+        max_timestamp=section.max_timestamp,
+        last_offset_delta=section.record_count - 1,
+        record_count=section.record_count,
+        attributes=attributes | int(codec),
+        **fields,
+    )
+    return batch, section.record_count
+
+
+def check_settings(
+    config: LogConfig,
+    null_key: int | None,
+    timestamps: npt.NDArray[np.int64] | None,
+    now_ms: int,
+    path: str | None = None,
+) -> None:
+    """
+    Refuse what the settings do not allow, as C does for what it takes at once.
+
+    Args:
+        config: The settings.
+        null_key: Index of the first record without a key.
+        timestamps: Of each record; None: the time of the append.
+        now_ms: What time it is.
+        path: Where the records were to go.
+
+    Raises:
+        InvalidRecordError: A record has no key, and the log is compacted.
+        InvalidTimestampError: A time is outside the bounds.
+    """
+    if config.compact and null_key is not None:
+        raise InvalidRecordError(
+            f"record {null_key} has no key, and the log is compacted; give keys",
+            record_errors=[(null_key, "a record without key")],
+            path=path,
         )
-        if len(wrong):
-            first = int(wrong[0])
-            problem = f"timestamp {timestamps[first]} is outside [{lowest}, {highest}]"
-            raise InvalidTimestampError(
-                f"record {first}: {problem}; see message.timestamp.before.max.ms and after.max.ms",
-                record_errors=[(first, problem)],
-                path=self._log.directory,
-            )
+    if timestamps is None or config.message_timestamp_type == "LogAppendTime":
+        return
+    lowest = now_ms - config.message_timestamp_before_max_ms
+    highest = now_ms + config.message_timestamp_after_max_ms
+    wrong = np.flatnonzero(
+        (timestamps != NO_TIMESTAMP) & ((timestamps < lowest) | (timestamps > highest))
+    )
+    if len(wrong):
+        first = int(wrong[0])
+        problem = f"timestamp {timestamps[first]} is outside [{lowest}, {highest}]"
+        raise InvalidTimestampError(
+            f"record {first}: {problem}; see message.timestamp.before.max.ms and after.max.ms",
+            record_errors=[(first, problem)],
+            path=path,
+        )
 
 
 class _NotWrittenError(Exception):
@@ -336,14 +397,12 @@ class _CompressedRun:
             "leader_epoch": self._log.leader_epoch,
             "log_append_time": self._append_time,
         }
-        section = encode_records(self._columns, self.done, batch_bytes=config.batch_bytes, **fields)
-        batch = seal_batch(
-            compress(self._codec, section.data, self._level),
-            base_timestamp=section.base_timestamp,
-            max_timestamp=section.max_timestamp,
-            last_offset_delta=section.record_count - 1,
-            record_count=section.record_count,
-            attributes=int(self._codec),
+        batch, record_count = encoded_batch(
+            self._columns,
+            self.done,
+            self._codec,
+            self._level,
+            batch_bytes=config.batch_bytes,
             **fields,
         )
         if len(batch) > config.max_message_bytes:
@@ -352,7 +411,7 @@ class _CompressedRun:
                 f" max.message.bytes {config.max_message_bytes}; split the record",
                 path=self._log.directory,
             )
-        return batch, section.record_count
+        return batch, record_count
 
 
 def _chain(first: GivenRecords | None, rest: Iterator[GivenRecords]) -> Iterator[GivenRecords]:

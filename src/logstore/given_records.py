@@ -249,14 +249,24 @@ def _checked(
 def _milliseconds(timestamps: Sequence[Any], check_items: bool) -> Sequence[int]:
     if set(map(type, timestamps)) <= {int}:
         if timestamps and check_items:
-            try:
-                check_units(np.array(timestamps, np.int64))
-            except OverflowError:
-                raise ValueError(
-                    f"a timestamp does not fit 64 bits: {max(timestamps, key=abs)}"
-                ) from None
+            checked_times(timestamps)
         return timestamps
     return [milliseconds_of(when) for when in timestamps]
+
+
+def checked_times(timestamps: Sequence[int]) -> npt.NDArray[np.int64]:
+    """
+    Return times as an array.
+
+    Raises:
+        ValueError: One is in another unit than milliseconds, or does not fit 64 bits.
+    """
+    try:
+        times = np.array(timestamps, np.int64)
+    except OverflowError:
+        raise ValueError(f"a timestamp does not fit 64 bits: {max(timestamps, key=abs)}") from None
+    check_units(times)
+    return times
 
 
 class GivenColumns(NamedTuple):

@@ -12,11 +12,31 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from logstore._native import Buffer, murmur2
+import numpy as np
+
+from logstore._native import (
+    Buffer,
+    Columns,
+    Grouped,
+    group_partitions,
+    measure_list,
+    murmur2,
+    partition_keys,
+    partition_list,
+    take_list,
+)
+from logstore.given_records import GivenRecords
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 INT_MAX: Final = 0x7FFFFFFF
+# What a record without key and headers has besides its value, about.
+RECORD_OVERHEAD_BYTES: Final = 70
+HEADER_BYTES: Final = 16  # About.
 
 
 def partition_of_key(key: Buffer, partitions: int) -> int:
@@ -27,6 +47,49 @@ def partition_of_key(key: Buffer, partitions: int) -> int:
     """
     assert partitions > 0
     return (murmur2(key) & INT_MAX) % partitions
+
+
+def partitions_for_keys(
+    keys: Buffer,
+    key_offsets: npt.NDArray[Any],
+    partitions: int,
+    *,
+    validity: Buffer | None = None,
+    bit_offset: int = 0,
+) -> npt.NDArray[np.int32]:
+    """
+    Return the partition of each key of a column, as :func:`partition_of_key` does.
+
+    The layout is Arrow's: key *i* is ``keys[key_offsets[i]:key_offsets[i + 1]]``. A slice of an
+    array is given by a slice of its offsets and by ``bit_offset``; nothing is copied.
+
+    Args:
+        keys: All bytes of the keys.
+        key_offsets: int32 or int64, shape (count + 1,), ascending.
+        partitions: How many the topic has.
+        validity: A bitmap, least significant bit first: 0 is a null key. None: no key is null.
+        bit_offset: First bit of the bitmap.
+
+    Returns:
+        int32, shape (count,): in [0, ``partitions``), or -1 where the key is null.
+
+    Raises:
+        ValueError: A shape or type does not fit, or offsets descend or exceed the keys.
+
+    **Cost**: one pass in C; 3 ns for a key of 8 bytes. The GIL is released.
+    """
+    if partitions <= 0:
+        raise ValueError(f"a topic has at least one partition, not {partitions}")
+    columns = Columns(
+        None,
+        None,
+        keys=keys,
+        key_offsets=key_offsets,
+        key_validity=validity,
+        count=len(key_offsets) - 1,
+        bit_offset=bit_offset,
+    )
+    return partition_keys(columns, partitions)
 
 
 class StickyPartition:
@@ -65,3 +128,105 @@ class StickyPartition:
             self._partition = self._chance.choice(partitions)
             self._bytes = size_bytes
             return self._partition
+
+    def take_many(
+        self, sizes: npt.NDArray[np.int64], partitions: tuple[int, ...]
+    ) -> npt.NDArray[np.int32]:
+        """
+        Return the partitions of records, as :meth:`take` and :meth:`choose` would one by one.
+
+        Args:
+            sizes: int64, shape (count,): bytes of each, more than 0.
+            partitions: Those to choose from.
+
+        Returns:
+            int32, shape (count,).
+
+        **Cost**: a step for each choice, not for each record.
+        """
+        assert partitions
+        ends = np.cumsum(sizes)
+        numbers = np.empty(len(sizes), np.int32)
+        first = before = 0
+        with self._guard:
+            while first < len(sizes):
+                if self._bytes >= self._bytes_min or self._partition not in partitions:
+                    self._partition = self._chance.choice(partitions)
+                    self._bytes = 0
+                # The record that reaches the bytes is the last one.
+                full = before + self._bytes_min - self._bytes
+                last = min(int(np.searchsorted(ends, full)), len(sizes) - 1)
+                numbers[first : last + 1] = self._partition
+                self._bytes += int(ends[last]) - before
+                first, before = last + 1, int(ends[last])
+        return numbers
+
+
+class SpreadRecords(NamedTuple):
+    """
+    Records of one call, and the partition of each.
+
+    Attributes:
+        given: The records, in the caller's order.
+        sizes: int64, shape (count,): bytes of each value.
+        numbers: int32, shape (count,): the partition of each.
+        grouped: The same in the order of partitions.
+    """
+
+    given: GivenRecords
+    sizes: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int32]
+    grouped: Grouped
+
+    def part(self, partition: int) -> GivenRecords:
+        """Return the records of one partition, in the caller's order."""
+        indices = self.grouped.indices(partition)
+        if len(indices) == len(self.given):
+            return self.given
+        given = self.given
+        return GivenRecords(
+            take_list(given.values, indices),
+            _taken(given.keys, indices),
+            _taken(given.timestamps, indices),
+            _taken(given.headers, indices),
+        )
+
+
+def spread_records(
+    given: GivenRecords,
+    partition_count: int,
+    sticky: StickyPartition,
+    online: tuple[int, ...],
+) -> SpreadRecords:
+    """
+    Return records with the partition of each.
+
+    Args:
+        given: The records.
+        partition_count: How many partitions keys are spread over.
+        sticky: Chooses for records without a key.
+        online: What it chooses from.
+
+    Raises:
+        TypeError: A value or a key is neither a buffer nor None.
+
+    **Cost**: three passes in C; nothing is done for each record in Python, but for its headers.
+    """
+    sizes = measure_list(given.values)
+    if given.keys is None:
+        keyless = np.arange(len(sizes))
+        numbers = np.empty(len(sizes), np.int32)
+    else:
+        numbers = partition_list(given.keys, partition_count)
+        keyless = np.flatnonzero(numbers < 0)
+    if len(keyless):
+        weights = sizes[keyless] + RECORD_OVERHEAD_BYTES
+        if given.headers is not None:
+            counts = np.fromiter(map(len, given.headers), np.int64, len(sizes))
+            weights += HEADER_BYTES * counts[keyless]
+        numbers[keyless] = sticky.take_many(weights, online)
+    return SpreadRecords(given, sizes, numbers, group_partitions(numbers, partition_count))
+
+
+def _taken(column: Sequence[Any] | None, indices: npt.NDArray[np.int64]) -> Any:
+    return None if column is None else take_list(column, indices)

@@ -6,27 +6,25 @@ Source: Kafka's producer, ``KafkaProducer.partition`` and ``BuiltInPartitioner``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from logstore._native import Buffer
 from logstore.config import LogConfig
 from logstore.errors import UnknownTopicError
-from logstore.given_records import Headers
+from logstore.given_records import GivenRecords, Headers, given_records
 from logstore.log import Log
-from logstore.partitioner import StickyPartition, partition_of_key
+from logstore.partitioner import (
+    HEADER_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    SpreadRecords,
+    StickyPartition,
+    partition_of_key,
+    spread_records,
+)
+from logstore.topic_extending import TopicExtender, TopicOffset, TopicOffsets
 from logstore.topic_names import INTERNAL_TOPICS
-
-# What a record without key and headers has besides its value, about.
-RECORD_OVERHEAD_BYTES = 70
-
-
-class TopicOffset(NamedTuple):
-    """Where a record of a topic is."""
-
-    partition: int
-    offset: int
 
 
 class TopicSource(Protocol):
@@ -184,11 +182,68 @@ class Topic:
         )
         return TopicOffset(partition, offset)
 
-    def _sticky_partition(self, value: Buffer | None, headers: Headers) -> int:
+    def extend(
+        self,
+        values: Iterable[Buffer | None],
+        *,
+        keys: Iterable[Buffer | None] | None = None,
+        headers: Iterable[Headers] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
+        compression: str | None = None,
+        sync: bool = False,
+    ) -> TopicOffsets:
+        """
+        Append many records, each to the partition of its key, or to one that is chosen.
+
+        Records of one partition stay in the caller's order. What is wrong with a record is found
+        before anything is written, as far as the records can tell. Then each partition takes its
+        records as ``Log.extend`` does: all or nothing, if they fit a segment. One that fails does
+        not hold up the others.
+
+        Args:
+            values: Buffers; None is a tombstone. Without a length they are taken in parts.
+            keys: Decide the partitions, as Kafka's producers do; None: the partition in turn.
+            headers: A mapping or pairs for each record.
+            timestamps: Milliseconds since the epoch or aware datetimes; None: now.
+            compression: A codec, ``"none"``, or None for the topic's.
+            sync: Return when the records are on the device.
+
+        Returns:
+            Partition and offset of each record, as arrays in the caller's order.
+
+        Raises:
+            TopicAppendError: A partition failed after something was appended: it says what. If
+                nothing was, the error is the partition's own.
+            TypeError: A value or a key is neither a buffer nor None.
+            ValueError: Columns of different lengths, or a time in another unit.
+            InvalidRecordError: A record has no key, and the topic is compacted.
+            InvalidTimestampError: A time is outside the topic's bounds.
+            RecordTooLargeError: A value alone is larger than ``max.message.bytes``.
+            UnknownTopicError: The topic was deleted.
+
+        **Durability**: as of each partition's log; nothing holds for several of them together.
+        What must be seen all or not at all takes a transaction.
+        """
+        parts = given_records(values, keys, timestamps, headers, check_items=False)
+        return TopicExtender(self, compression, sync=sync).extend(parts)
+
+    def spread(self, given: GivenRecords) -> SpreadRecords:
+        """Return records with the partition of each, chosen as :meth:`choose_partition` does."""
+        online = self._source.online_partitions_of(self.name)
+        # Where none is, the error of the first one says why.
+        return spread_records(
+            given, self.partition_count, self._sticky_state(), online or self.partitions[:1]
+        )
+
+    def _sticky_state(self) -> StickyPartition:
         sticky = self._sticky
         if sticky is None:
             sticky = self._sticky = StickyPartition(self.config.batch_bytes)
-        size_bytes = RECORD_OVERHEAD_BYTES + _size_of(value) + 16 * len(headers)
+        return sticky
+
+    def _sticky_partition(self, value: Buffer | None, headers: Headers) -> int:
+        sticky = self._sticky_state()
+        size_bytes = RECORD_OVERHEAD_BYTES + _size_of(value) + HEADER_BYTES * len(headers)
         partition = sticky.take(size_bytes)
         log = self._logs.get(partition)
         if partition >= 0 and log is not None and not log.is_closed:

@@ -55,8 +55,9 @@ from logstore.transaction_metadata import TransactionMetadata
 
 if TYPE_CHECKING:
     from logstore._native import Buffer
-    from logstore.given_records import Headers
+    from logstore.given_records import GivenRecords, Headers
     from logstore.log import Log
+    from logstore.partitioner import SpreadRecords
     from logstore.producer_ids import ProducerIdManager
     from logstore.scheduler import Scheduler, Task
 
@@ -77,6 +78,10 @@ class CoordinatorTopic(Protocol):
         self, key: Buffer | None, value: Buffer | None = None, headers: Headers = ()
     ) -> int:
         """Return the partition that a record goes to."""
+        ...
+
+    def spread(self, given: GivenRecords) -> SpreadRecords:
+        """Return records with the partition of each."""
         ...
 
 

@@ -16,12 +16,12 @@ Source: Kafka ``KafkaProducer``, ``TransactionManager``; KIP-98, KIP-447, KIP-89
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
-from logstore._native import Buffer, size_of
+from logstore._native import Buffer, measure_list, size_of
 from logstore.checkpoint import TopicPartition
 from logstore.compression import CompressionType
 from logstore.errors import (
@@ -30,10 +30,19 @@ from logstore.errors import (
     LogStoreError,
     ProducerFencedError,
 )
-from logstore.given_records import Headers, check_buffer, header_pairs, milliseconds_of
+from logstore.extending import encoded_batch
+from logstore.given_records import (
+    GivenRecords,
+    Headers,
+    check_buffer,
+    columns_of,
+    given_records,
+    header_pairs,
+    milliseconds_of,
+)
 from logstore.positions import Offsets
 from logstore.record import increment_sequence
-from logstore.records_builder import RecordFields, encode_batch
+from logstore.records_builder import TRANSACTIONAL_FLAG, RecordFields
 from logstore.topic_names import INTERNAL_TOPICS
 from logstore.transaction_coordinator import (
     CoordinatorStore,
@@ -172,20 +181,38 @@ class Transaction:
         values: Iterable[Buffer | None],
         *,
         keys: Iterable[Buffer | None] | None = None,
+        headers: Iterable[Headers] | None = None,
+        timestamps: Iterable[int | datetime] | None = None,
     ) -> None:
         """
-        Add many records; arguments and errors as in :meth:`append`.
+        Add many records, each to the partition of its key; arguments as in ``Topic.extend``.
+
+        Args:
+            topic: A topic, whose partitioner decides, or a topic and a partition.
+            values: Buffers; None is a tombstone.
+            keys: One for each value; None: no keys.
+            headers: A mapping or pairs for each record.
+            timestamps: Milliseconds or aware datetimes; None: now.
 
         Raises:
-            ValueError: There are not as many keys as values.
+            TypeError: A value or a key is neither a buffer nor None.
+            ValueError: Columns of different lengths, or a time in another unit.
+
+        The other errors are those of :meth:`append`.
         """
         with self._lock:
-            if keys is None:
-                for value in values:
-                    self.append(topic, value)
-            else:
-                for value, key in zip(values, keys, strict=True):
-                    self.append(topic, value, key=key)
+            self._check_open()
+            for given in given_records(values, keys, timestamps, headers):
+                self._extend(topic, given)
+
+    def _extend(self, topic: Place, given: GivenRecords) -> None:
+        self._check_name(topic)
+        if not isinstance(topic, str):
+            self._add_many(TopicPartition(*topic), given)
+            return
+        spread = self._store[topic].spread(given)
+        for partition in spread.grouped.partitions():
+            self._add_many(TopicPartition(topic, partition), spread.part(partition))
 
     def commit_positions(
         self,
@@ -222,15 +249,18 @@ class Transaction:
     def _place(
         self, topic: Place, key: Buffer | None, value: Buffer | None, headers: Headers
     ) -> TopicPartition:
+        self._check_name(topic)
+        if isinstance(topic, str):
+            return TopicPartition(topic, self._store[topic].choose_partition(key, value, headers))
+        return TopicPartition(*topic)
+
+    def _check_name(self, topic: Place) -> None:
         name = topic if isinstance(topic, str) else topic[0]
         if name in INTERNAL_TOPICS:
             raise InvalidTxnStateError(
                 f"{name} is the coordinators' own; use commit_positions() for positions",
                 topic=name,
             )
-        if isinstance(topic, str):
-            return TopicPartition(topic, self._store[topic].choose_partition(key, value, headers))
-        return TopicPartition(*topic)
 
     def _add(self, place: TopicPartition, row: RecordFields) -> None:
         size_bytes = RECORD_OVERHEAD_MAX + sum(
@@ -238,15 +268,24 @@ class Transaction:
         )
         for name, value in row[4]:
             size_bytes += len(name) * 4 + 10 + (0 if value is None else len(value))
+        pending = self._pending_of(place)
+        if pending.values and pending.size_bytes + size_bytes > pending.bytes_max:
+            self._write([place])
+        pending.add(row, size_bytes)
+        if pending.size_bytes >= pending.bytes_max:
+            self._write([place])
+
+    def _add_many(self, place: TopicPartition, given: GivenRecords) -> None:
+        pending = self._pending_of(place)
+        pending.extend(given, self._now())
+        if pending.size_bytes >= pending.bytes_max:
+            self._write([place], last_waits=True)
+
+    def _pending_of(self, place: TopicPartition) -> _Pending:
         pending = self._pending.get(place)
         if pending is None:
             pending = self._pending[place] = _Pending(self._store[place])
-        if pending.rows and pending.size_bytes + size_bytes > pending.bytes_max:
-            self._write([place])
-        pending.rows.append(row)
-        pending.size_bytes += size_bytes
-        if pending.size_bytes >= pending.bytes_max:
-            self._write([place])
+        return pending
 
     def flush(self) -> None:
         """
@@ -258,16 +297,16 @@ class Transaction:
         """
         with self._lock:
             self._check_open()
-            self._write([place for place, pending in self._pending.items() if pending.rows])
+            self._write([place for place, pending in self._pending.items() if pending.values])
 
-    def _write(self, places: list[TopicPartition]) -> None:
+    def _write(self, places: list[TopicPartition], *, last_waits: bool = False) -> None:
         new = [place for place in places if place not in self._added]
         try:
             if new:
                 self._coordinator.add_partitions(self._transactional_id, self._producer, new)
                 self._added.update(new)
             for place in places:
-                self._append(place, self._pending[place])
+                self._append(place, self._pending[place], last_waits=last_waits)
         except ProducerFencedError:
             self._outcome = "fenced"
             raise
@@ -281,18 +320,34 @@ class Transaction:
                 partition=place.partition,
             ) from error
 
-    def _append(self, place: TopicPartition, pending: _Pending) -> None:
-        log = pending.log
+    def _append(self, place: TopicPartition, pending: _Pending, *, last_waits: bool) -> None:
+        """Write what waits for a partition, perhaps but for the last batch, which may grow."""
+        columns = columns_of(pending.given(), self._now()).columns
+        done = size_bytes = 0
+        try:
+            while done < columns.count:
+                batch, count = encoded_batch(
+                    columns,
+                    done,
+                    self._codec,
+                    batch_bytes=pending.bytes_max,
+                    base_offset=0,
+                    leader_epoch=-1,
+                    producer_id=self._producer.producer_id,
+                    producer_epoch=self._producer.producer_epoch,
+                    base_sequence=self._sequences.get(place, 0),
+                    attributes=TRANSACTIONAL_FLAG,
+                )
+                if last_waits and done + count == columns.count:
+                    size_bytes = len(batch)
+                    break
+                self._append_batch(place, pending.log, batch, count)
+                done += count
+        finally:
+            pending.drop(done, size_bytes)
+
+    def _append_batch(self, place: TopicPartition, log: Log, batch: bytes, count: int) -> None:
         sequence = self._sequences.get(place, 0)
-        batch = encode_batch(
-            pending.rows,
-            base_offset=0,
-            compression=self._codec,
-            producer_id=self._producer.producer_id,
-            producer_epoch=self._producer.producer_epoch,
-            base_sequence=sequence,
-            is_transactional=True,
-        )
         guard = None
         if sequence == 0:
             guard = log.maybe_start_transaction_verification(
@@ -302,8 +357,7 @@ class Transaction:
                 supports_epoch_bump=True,
             )
         log.append_batches(batch, leader_epoch=log.leader_epoch, verification_guard=guard)
-        self._sequences[place] = increment_sequence(sequence, len(pending.rows))
-        pending.clear()
+        self._sequences[place] = increment_sequence(sequence, count)
 
     # -- end ---------------------------------------------------------------------------------------
 
@@ -420,14 +474,52 @@ PositionRecords: TypeAlias = Callable[
 class _Pending:
     """Records that wait for their partition's batch."""
 
-    __slots__ = ("bytes_max", "log", "rows", "size_bytes")
+    __slots__ = ("_headers", "_keys", "_timestamps", "bytes_max", "log", "size_bytes", "values")
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.bytes_max = log.config.batch_bytes_max
-        self.clear()
-
-    def clear(self) -> None:
-        """Begin the next batch."""
-        self.rows: list[RecordFields] = []
+        self.values: list[Buffer | None] = []
+        self._keys: list[Buffer | None] = []
+        self._timestamps: list[int] = []
+        self._headers: list[Sequence[tuple[str, bytes | None]]] = []
         self.size_bytes = BATCH_OVERHEAD
+
+    def add(self, row: RecordFields, size_bytes: int) -> None:
+        """Add a record."""
+        _, timestamp, key, value, headers = row
+        self.values.append(value)
+        self._keys.append(key)
+        self._timestamps.append(timestamp)
+        self._headers.append(headers)
+        self.size_bytes += size_bytes
+
+    def extend(self, given: GivenRecords, now_ms: int) -> None:
+        """Add many; what could change until they are written is copied."""
+        count = len(given)
+        keys = [None] * count if given.keys is None else given.keys
+        times = [now_ms] * count if given.timestamps is None else given.timestamps
+        self.values.extend(_fixed(given.values))
+        self._keys.extend(_fixed(keys))
+        self._timestamps.extend(times)
+        self._headers.extend([()] * count if given.headers is None else given.headers)
+        self.size_bytes += RECORD_OVERHEAD_MAX * count
+        self.size_bytes += int(measure_list(given.values).sum() + measure_list(keys).sum())
+
+    def given(self) -> GivenRecords:
+        """Return all of them."""
+        headers = self._headers if any(self._headers) else None
+        return GivenRecords(self.values, self._keys, self._timestamps, headers)
+
+    def drop(self, count: int, size_bytes: int) -> None:
+        """Forget the first ones, which are written; the others are a batch of ``size_bytes``."""
+        for column in (self.values, self._keys, self._timestamps, self._headers):
+            del column[:count]
+        self.size_bytes = max(size_bytes, BATCH_OVERHEAD)
+
+
+def _fixed(items: Sequence[Buffer | None]) -> Sequence[Buffer | None]:
+    """Return buffers as bytes, without a copy of those that are."""
+    if set(map(type, items)) <= {bytes, type(None)}:
+        return items
+    return [None if item is None else bytes(item) for item in items]

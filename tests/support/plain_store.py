@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import threading
 
+import numpy as np
+
+from logstore._native import group_partitions, measure_list
 from logstore.clock import ManualClock
 from logstore.files import REAL_FILES
 from logstore.opening import open_log
+from logstore.partitioner import SpreadRecords
 from logstore.positions import OffsetMetadataManager, Positions, PositionSettings
 from logstore.producer_ids import ProducerIdManager
 from logstore.scheduler import ManualScheduler
@@ -32,6 +36,12 @@ class PlainTopic:
     def choose_partition(self, key, value=None, headers=()):
         del value, headers
         return (key or b"\0")[0] % self.partition_count
+
+    def spread(self, given):
+        keys = given.keys or [None] * len(given)
+        numbers = np.array([self.choose_partition(key) for key in keys], np.int32)
+        grouped = group_partitions(numbers, self.partition_count)
+        return SpreadRecords(given, measure_list(given.values), numbers, grouped)
 
 
 class PlainStore:

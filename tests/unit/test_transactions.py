@@ -224,7 +224,7 @@ class TestArguments:
                 transaction.append(("b", 7), b"1")
             with pytest.raises(InvalidTxnStateError, match="coordinators' own"):
                 transaction.append("__consumer_offsets", b"1")
-            with pytest.raises(ValueError, match="zip"):
+            with pytest.raises(ValueError, match="different lengths"):
                 transaction.extend("b", [b"1"], keys=[])
             transaction.abort()
 

@@ -120,17 +120,6 @@ def crc32c_with(variant: str, data: Buffer, crc: int = 0) -> int | None:
     return None if result < 0 else int(result)
 
 
-# ---- partitioning --------------------------------------------------------------------------------
-def murmur2(data: Buffer) -> int:
-    """
-    Return the murmur2 hash of some bytes, unsigned 32 bits, as Kafka computes it.
-
-    Source: Kafka ``Utils.murmur2``.
-    """
-    view = ffi.from_buffer(data)
-    return int(lib.ls_murmur2(ffi.cast("uintptr_t", view), len(view)))
-
-
 # ---- scan ----------------------------------------------------------------------------------------
 class ScanResult(NamedTuple):
     """

@@ -305,6 +305,19 @@ int64_t ls_crc32c_with(int32_t variant, uint32_t crc, uintptr_t bytes, int64_t s
 /* ---- kernels: partitioning (ls_murmur2.c) --------------------------------------------------- */
 /* Kafka's murmur2 of `size` bytes, >= 0: Utils.murmur2, of which producers use the low 31 bits. */
 uint32_t ls_murmur2(uintptr_t bytes, int64_t size);
+/*
+ * Write the partition of each key of `columns` to `out`, int32 of shape (count,): its murmur2
+ * without the sign bit, modulo `partitions` > 0; -1 where the key is null. Returns 0, or
+ * LS_E_CORRUPT: offsets descend or exceed the data.
+ */
+int64_t ls_partition_keys(const struct ls_columns *columns, int32_t partitions, uintptr_t out);
+/*
+ * Order `count` records by their partitions, int32 in [0, partitions): `order`, int64 of shape
+ * (count,), has the indices of partition 0, then those of 1, and so on, each ascending; those of p
+ * begin at starts[p], int64 of shape (partitions + 1,). Returns 0, or LS_E_CORRUPT: one is outside.
+ */
+int64_t ls_group_partitions(uintptr_t partition_numbers, int64_t count, int32_t partitions,
+                            uintptr_t starts, uintptr_t order);
 
 /* ---- kernels: compaction (ls_offset_map.c, ls_clean.c) -------------------------------------- */
 /*

@@ -1,5 +1,6 @@
 /*
- * ls_murmur2.c: the hash by which Kafka's producers choose the partition of a key.
+ * ls_murmur2.c: the hash by which Kafka's producers choose the partition of a key, over one key and
+ * over columns of them.
  * Contract: logstore.h.
  */
 #include "logstore.h"
@@ -28,4 +29,57 @@ uint32_t ls_murmur2(uintptr_t bytes, int64_t size) {
     }
     hash = (hash ^ hash >> 13) * MURMUR2_M;
     return hash ^ hash >> 15;
+}
+
+static int32_t partition_of(const uint8_t *key, int64_t size, int32_t partitions) {
+    return (int32_t)(ls_murmur2((uintptr_t)key, size) & INT32_MAX) % partitions;
+}
+
+static inline int64_t offset_at(const void *offsets, int64_t index, bool is_wide) {
+    return is_wide ? ((const int64_t *)offsets)[index] : ((const int32_t *)offsets)[index];
+}
+
+int64_t ls_partition_keys(const struct ls_columns *columns, int32_t partitions, uintptr_t out) {
+    assert(columns != NULL && partitions > 0);
+    const uint8_t *keys = (const uint8_t *)columns->keys;
+    const void *offsets = (const void *)columns->key_offsets;
+    const uint8_t *validity = (const uint8_t *)columns->key_validity;
+    const bool is_wide = columns->key_offset_width == 8;
+    int32_t *to = (int32_t *)out;
+    for (int64_t index = 0; offsets == NULL && index < columns->count; ++index)
+        to[index] = -1;
+    if (offsets == NULL || columns->count == 0) return 0;
+    int64_t begin = offset_at(offsets, 0, is_wide);
+    if (begin < 0) return LS_E_CORRUPT;
+    for (int64_t index = 0; index < columns->count; ++index) {
+        int64_t end = offset_at(offsets, index + 1, is_wide);
+        if (LS_UNLIKELY(end < begin || end > columns->keys_size)) return LS_E_CORRUPT;
+        int64_t bit = columns->bit_offset + index;
+        bool is_null = validity != NULL && !(validity[bit >> 3] >> (bit & 7) & 1);
+        to[index] = is_null ? -1 : partition_of(keys + begin, end - begin, partitions);
+        begin = end;
+    }
+    return 0;
+}
+
+int64_t ls_group_partitions(uintptr_t partition_numbers, int64_t count, int32_t partitions,
+                            uintptr_t starts, uintptr_t order) {
+    assert(count >= 0 && partitions > 0);
+    const int32_t *of = (const int32_t *)partition_numbers;
+    int64_t *start = (int64_t *)starts;
+    int64_t *indices = (int64_t *)order;
+    for (int32_t partition = 0; partition <= partitions; ++partition)
+        start[partition] = 0;
+    for (int64_t index = 0; index < count; ++index) {
+        if (of[index] < 0 || of[index] >= partitions) return LS_E_CORRUPT;
+        start[of[index]] += 1;
+    }
+    /* Sizes become ends, and walking backwards turns ends into starts: no other memory is needed. */
+    for (int32_t partition = 1; partition <= partitions; ++partition) {
+        start[partition] += start[partition - 1];
+    }
+    for (int64_t index = count - 1; index >= 0; --index)
+        indices[--start[of[index]]] = index;
+    assert(start[0] == 0 && start[partitions] == count);
+    return 0;
 }

@@ -58,6 +58,24 @@ struct ls_py_place {
     int64_t base_offset_min; /* of the batch */
 };
 
+/*
+ * Have an item of a list or a tuple brought into the cache, with `size` bytes behind its head. Items
+ * that were picked from a longer list are not side by side in memory: waiting for each would take
+ * longer than what is done with it. `index` is within the list, or was, before another thread cut it.
+ */
+static inline void ls_py_prefetch(PyObject *source, bool is_list, int64_t index, int64_t size) {
+    (void)source, (void)is_list, (void)index, (void)size;
+#if !defined(Py_GIL_DISABLED) && defined(__GNUC__)
+    Py_ssize_t count = is_list ? PyList_Size(source) : PyTuple_Size(source);
+    if (index >= count) return;
+    const char *item = (const char *)(is_list ? PyList_GetItem(source, (Py_ssize_t)index)
+                                              : PyTuple_GetItem(source, (Py_ssize_t)index));
+    __builtin_prefetch(item, 1);
+    for (int64_t at = 64; at <= size; at += 64)
+        __builtin_prefetch(item + at);
+#endif
+}
+
 /* Integers to int64; -1 with an error set. */
 int ls_py_int64s(PyObject *const *args, Py_ssize_t count, int64_t *values);
 /* Make room for `needed` elements; -1 with MemoryError. */
@@ -100,6 +118,9 @@ PyObject *ls_py_append_encoded(PyObject *self, PyObject *const *args, Py_ssize_t
 PyObject *ls_py_append_ready(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_columns(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_append_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_partition_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_measure_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *ls_py_take_list(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 /* Make a type and add it to the module; NULL with an error set. */
 PyTypeObject *ls_py_add_record_type(PyObject *module);

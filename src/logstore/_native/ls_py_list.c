@@ -7,7 +7,7 @@
 #include "ls_py.h"
 #include "ls_writer.h"
 
-enum { BYTES_WITHOUT_GIL = 65536 };
+enum { BYTES_WITHOUT_GIL = 65536, AHEAD = 8 };
 
 /* One argument: a list, a tuple, or NULL. */
 struct column {
@@ -169,9 +169,16 @@ static int take_item(const struct column *column, Py_ssize_t index, PyObject *ob
                      struct ls_item *item, Py_buffer *view) {
     *item = (struct ls_item){NULL, -1};
     if (object == Py_None) return 0;
-    if (!PyObject_CheckBuffer(object)) return wrong_type(column->name, index, object);
-    if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) return -1;
-    *item = (struct ls_item){view->buf, view->len};
+    if (PyBytes_CheckExact(object)) { /* Without a view: the object is held, and cannot change. */
+        char *bytes;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(object, &bytes, &size) < 0) return -1;
+        *item = (struct ls_item){(const uint8_t *)bytes, size};
+    } else {
+        if (!PyObject_CheckBuffer(object)) return wrong_type(column->name, index, object);
+        if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) return -1;
+        *item = (struct ls_item){view->buf, view->len};
+    }
     if (item->size <= INT32_MAX) return 0;
     PyErr_Format(PyExc_ValueError, "item %zd of %s is larger than 2^31 - 1 bytes", index,
                  column->name);
@@ -198,6 +205,12 @@ struct record {
 
 static int take_record(struct walk *walk, struct record *record) {
     Py_ssize_t index = walk->index;
+    if (index + AHEAD < walk->end) {
+        ls_py_prefetch(walk->values.source, walk->values.is_list, index + AHEAD, 128);
+        if (walk->keys.source != NULL) {
+            ls_py_prefetch(walk->keys.source, walk->keys.is_list, index + AHEAD, 0);
+        }
+    }
     record->key = (struct ls_item){NULL, -1};
     record->timestamp = walk->timestamp;
     record->value_object = column_item(&walk->values, index);

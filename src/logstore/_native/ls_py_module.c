@@ -91,6 +91,9 @@ static PyMethodDef functions[] = {
     {"append_ready", FASTCALL(ls_py_append_ready), METH_FASTCALL, NULL},
     {"append_columns", FASTCALL(ls_py_append_columns), METH_FASTCALL, NULL},
     {"append_list", FASTCALL(ls_py_append_list), METH_FASTCALL, NULL},
+    {"partition_list", FASTCALL(ls_py_partition_list), METH_FASTCALL, NULL},
+    {"measure_list", FASTCALL(ls_py_measure_list), METH_FASTCALL, NULL},
+    {"take_list", FASTCALL(ls_py_take_list), METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
