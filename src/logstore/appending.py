@@ -537,11 +537,13 @@ def _check_producers(
     with_producer = np.flatnonzero(headers["producer_id"] != NO_PRODUCER_ID)
     if len(with_producer) == 0:
         return _Producers(updated, completed, None)
-    assert not isinstance(data, PatchedBatch)  # The validator copies what a producer numbered.
     state = log.producer_state
     start = segment.size_bytes - int(headers["position"][0])
     for at in with_producer.tolist():
-        batch = RecordBatch(data, int(headers["position"][at] - headers["position"][0]))
+        if isinstance(data, PatchedBatch):  # Of one batch, which a client's never is a control one.
+            batch = RecordBatch(data.head, is_header_only=True)
+        else:
+            batch = RecordBatch(data, int(headers["position"][at] - headers["position"][0]))
         producer_id = batch.producer_id
         if origin is AppendOrigin.CLIENT:
             entry = state.last_entry(producer_id)

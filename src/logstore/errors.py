@@ -74,10 +74,11 @@ class LogStoreError(Exception):
         fields = self.__dict__.copy()
         if isinstance(self, OSError):
             fields["errno"] = self.errno  # Lives in the C part of an OSError.
-        return _rebuild, (type(self), self.message, fields)
+        return rebuilt, (type(self), self.message, fields)
 
 
-def _rebuild(cls: type[LogStoreError], message: str, fields: dict[str, Any]) -> LogStoreError:
+def rebuilt(cls: type[LogStoreError], message: str, fields: dict[str, Any]) -> LogStoreError:
+    """Return an error of a class with the fields that it had in another process."""
     error = cls.__new__(cls, message)
     error.args = (message,)
     for name, value in fields.items():
@@ -527,3 +528,26 @@ class OfflineError(StorageError):
 
     Kafka error code 56 (KAFKA_STORAGE_ERROR). The others go on; ``__cause__`` says what happened.
     """
+
+
+class StagedBatchesError(LogStoreError, ValueError):
+    """Staged records are missing, or not whole: nothing of them was appended."""
+
+
+class SinkVersionError(LogStoreError, ValueError):
+    """
+    A sink has committed a later version already; nothing was appended.
+
+    Attributes:
+        sink_id: Whose.
+        version: What was to be committed.
+        committed_version: What is committed.
+    """
+
+    def __init__(
+        self, message: str, *, sink_id: str, version: int, committed_version: int, **fields: Any
+    ) -> None:
+        super().__init__(message, **fields)
+        self.sink_id = sink_id
+        self.version = version
+        self.committed_version = committed_version

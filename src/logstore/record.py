@@ -189,9 +189,14 @@ class RecordBatch:
     record_count: int
     size_bytes: int
 
-    def __init__(self, buffer: Buffer, position: int = 0) -> None:
+    def __init__(self, buffer: Buffer, position: int = 0, *, is_header_only: bool = False) -> None:
         """
         Parse the header at ``position``.
+
+        Args:
+            buffer: Where it is.
+            position: Of its first byte.
+            is_header_only: The records are elsewhere, and are not asked for.
 
         Raises:
             CorruptRecordError: It is too small for a header, or ends behind the buffer.
@@ -220,7 +225,7 @@ class RecordBatch:
         self.last_offset = self.base_offset + last_offset_delta
         self.size_bytes = LOG_OVERHEAD + length
         self.position = position
-        if not BATCH_OVERHEAD <= self.size_bytes <= room:
+        if not BATCH_OVERHEAD <= self.size_bytes <= (INT32_MAX if is_header_only else room):
             message = f"a batch of {self.size_bytes} bytes does not fit its place"
             raise CorruptRecordError(
                 f"{message}; run verify", position=position, offset=self.base_offset

@@ -8,6 +8,7 @@ The store: directories full of topic-partitions that look after themselves.
 ``topic_store.py``           topics come, change and go
 ``loading_store.py``         what is on the disk is hosted and loaded
 ``transactional_store.py``   transactions over partitions, and positions of groups
+``sink_store.py``            commits of staged batches that happen once
 this module                  opening and closing
 ``store_directories.py``     the log directories: locked together, and what is in each
 ``log_directory.py``         one of them: its lock, clean marker and checkpoints
@@ -46,13 +47,13 @@ from logstore.log_directory import STORE, LogDirectory
 from logstore.opening import MODES, Mode
 from logstore.reporting import Listener, Reports
 from logstore.scheduler import Scheduler
+from logstore.sink_store import SinkStore
 from logstore.store_config import StoreConfig
 from logstore.store_directories import (
     absolute_paths,
     check_for_reading,
     lock_directories,
 )
-from logstore.transactional_store import TransactionalStore
 
 
 def open_store(
@@ -159,7 +160,7 @@ def open_log_store(
     return store
 
 
-class LogStore(TransactionalStore, Closing):
+class LogStore(SinkStore, Closing):
     """
     Topics and their partitions, in one or several directories.
 
@@ -255,6 +256,7 @@ class LogStore(TransactionalStore, Closing):
         if self._is_forked() or self._is_read_only:
             self.abandon()
             return
+        self._close_sinks()
         self._transactions.close()
         self._tasks.stop()
         self.cleaner.shutdown()

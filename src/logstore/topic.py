@@ -107,7 +107,7 @@ class Topic:
 
     @property
     def is_internal(self) -> bool:
-        """Whether Kafka keeps its own state in it."""
+        """Whether Kafka, or the store, keeps its own state in it."""
         return self.name in INTERNAL_TOPICS
 
     def __getitem__(self, partition: int) -> Log:

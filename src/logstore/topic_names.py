@@ -23,8 +23,14 @@ GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 SHARE_GROUP_STATE_TOPIC: Final = "__share_group_state"
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+SINK_COMMITS_TOPIC: Final = "__logstore_sink_commits"  # Ours: what sinks have committed.
 INTERNAL_TOPICS: Final = frozenset(
-    {GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC, SHARE_GROUP_STATE_TOPIC}
+    {
+        GROUP_METADATA_TOPIC,
+        TRANSACTION_STATE_TOPIC,
+        SHARE_GROUP_STATE_TOPIC,
+        SINK_COMMITS_TOPIC,
+    }
 )
 
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)

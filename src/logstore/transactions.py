@@ -15,8 +15,9 @@ Source: Kafka ``KafkaProducer``, ``TransactionManager``; KIP-98, KIP-447, KIP-89
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
@@ -42,7 +43,7 @@ from logstore.given_records import (
 )
 from logstore.positions import Offsets
 from logstore.record import increment_sequence
-from logstore.records_builder import TRANSACTIONAL_FLAG, RecordFields
+from logstore.records_builder import TRANSACTIONAL_FLAG, RecordFields, number_batch
 from logstore.topic_names import INTERNAL_TOPICS
 from logstore.transaction_coordinator import (
     CoordinatorStore,
@@ -214,6 +215,59 @@ class Transaction:
         for partition in spread.grouped.partitions():
             self._add_many(TopicPartition(topic, partition), spread.part(partition))
 
+    def append_batch(self, place: tuple[str, int], batch: bytearray | memoryview) -> None:
+        """
+        Append a finished batch, which becomes this transaction's; its records stay as they are.
+
+        Args:
+            place: A topic and a partition.
+            batch: One batch of format 2 that no producer has numbered, and nothing behind it. Its
+                header is changed where it is; afterwards the buffer is the caller's again.
+
+        Raises:
+            InvalidTxnStateError, ProducerFencedError, StorageError: As in :meth:`append`.
+            CorruptRecordError: The batch is damaged.
+            InvalidRecordError: It is a producer's already, or the topic refuses its records.
+            RecordTooLargeError: It is larger than the topic's max.message.bytes.
+        """
+        with self._lock:
+            self._check_open()
+            self._check_name(place)
+            found = TopicPartition(*place)
+            pending = self._pending.get(found)
+            if pending is not None and pending.values:
+                self._write([found])  # What came before stays before it.
+            with self._ended_by_others(found):
+                self._note_places([found])
+                count = number_batch(
+                    batch,
+                    producer_id=self._producer.producer_id,
+                    producer_epoch=self._producer.producer_epoch,
+                    base_sequence=self._sequences.get(found, 0),
+                )
+                self._append_batch(found, self._store[found], batch, count)
+
+    def note_partitions(self, places: Iterable[tuple[str, int]]) -> None:
+        """
+        Say which partitions will be written to: one step for all of them, instead of one for each.
+
+        Raises:
+            InvalidTxnStateError, ProducerFencedError, StorageError: As in :meth:`append`.
+        """
+        with self._lock:
+            self._check_open()
+            found = [TopicPartition(*place) for place in places]
+            if found:
+                with self._ended_by_others(found[0]):
+                    self._note_places(found)
+
+    def add_rows(self, place: TopicPartition, rows: Iterable[RecordFields]) -> None:
+        """Add records of a coordinator's own topic; errors as in :meth:`append`."""
+        with self._lock:
+            self._check_open()
+            for row in rows:
+                self._add(place, row)
+
     def commit_positions(
         self,
         group: str,
@@ -242,9 +296,7 @@ class Transaction:
             self._check_open()
             if self._position_records is None:
                 raise InvalidTxnStateError("there are no positions here; use a store")
-            place, rows = self._position_records(group, positions, metadata, self._now())
-            for row in rows:
-                self._add(place, row)
+            self.add_rows(*self._position_records(group, positions, metadata, self._now()))
 
     def _place(
         self, topic: Place, key: Buffer | None, value: Buffer | None, headers: Headers
@@ -300,13 +352,18 @@ class Transaction:
             self._write([place for place, pending in self._pending.items() if pending.values])
 
     def _write(self, places: list[TopicPartition], *, last_waits: bool = False) -> None:
-        new = [place for place in places if place not in self._added]
-        try:
-            if new:
-                self._coordinator.add_partitions(self._transactional_id, self._producer, new)
-                self._added.update(new)
-            for place in places:
+        if places:
+            with self._ended_by_others(places[0]):
+                self._note_places(places)
+        for place in places:
+            with self._ended_by_others(place):
                 self._append(place, self._pending[place], last_waits=last_waits)
+
+    @contextlib.contextmanager
+    def _ended_by_others(self, place: TopicPartition) -> Iterator[None]:
+        """Tell of a transaction that has ended by other hands as what it is: fenced."""
+        try:
+            yield
         except ProducerFencedError:
             self._outcome = "fenced"
             raise
@@ -319,6 +376,12 @@ class Transaction:
                 topic=place.topic,
                 partition=place.partition,
             ) from error
+
+    def _note_places(self, places: list[TopicPartition]) -> None:
+        new = [place for place in dict.fromkeys(places) if place not in self._added]
+        if new:
+            self._coordinator.add_partitions(self._transactional_id, self._producer, new)
+            self._added.update(new)
 
     def _append(self, place: TopicPartition, pending: _Pending, *, last_waits: bool) -> None:
         """Write what waits for a partition, perhaps but for the last batch, which may grow."""
@@ -346,7 +409,7 @@ class Transaction:
         finally:
             pending.drop(done, size_bytes)
 
-    def _append_batch(self, place: TopicPartition, log: Log, batch: bytes, count: int) -> None:
+    def _append_batch(self, place: TopicPartition, log: Log, batch: Buffer, count: int) -> None:
         sequence = self._sequences.get(place, 0)
         guard = None
         if sequence == 0:

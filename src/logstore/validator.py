@@ -59,6 +59,7 @@ from logstore.record import (
 )
 from logstore.records_builder import (
     BATCH_HEADER,
+    CONTROL_FLAG,
     CRC_FIELDS,
     DELETE_HORIZON_FLAG,
     LOG_APPEND_TIME_FLAG,
@@ -403,7 +404,8 @@ class LogValidator:
             row.record_count,
         )
         records: bytearray | PatchedBatch
-        if row.size_bytes < _COPY_BYTES_MAX or row.producer_id >= 0:
+        # Of a control batch the log reads the records too.
+        if row.size_bytes < _COPY_BYTES_MAX or attributes & CONTROL_FLAG:
             records = bytearray(data)
             records[: len(head)] = head
         else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import logstore
 from logstore.checkpoint import PartitionMetadataFile, topic_partition_of
-from logstore.cli import plans
+from logstore.cli import plans, sinks
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
 from logstore.inspection import Damage, find_partitions, scan_log_file, segment_paths
@@ -20,6 +20,7 @@ from logstore.partition_state import PartitionState
 EXAMPLE = """\
 examples:
   logstore info data/orders-0
+  logstore info --sinks data
   logstore info --json copied-disk/kafka-logs | jq -r 'select(.size_bytes > 1e9).partition'
 
 Reads the last segment, the small files, and the headers of what retention would remove next;
@@ -39,10 +40,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("path", type=Path, nargs="+", help="a partition or a log directory")
     parser.add_argument("--json", action="store_true", help="one JSON object for each partition")
+    parser.add_argument(
+        "--sinks", action="store_true", help="instead: what sinks have committed to a store"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.sinks:
+        for path in arguments.path:
+            sinks.print_sinks(path, as_json=arguments.json)
+        return 0
     with contextlib.ExitStack() as opened:
         stores: dict[Path, logstore.LogStore] = {}
         for path in arguments.path:

@@ -1,0 +1,289 @@
+"""
+Staged batches: record batches that are finished but for their offsets, in a file of one task.
+
+Whoever has no right to append to a store (a task on some machine, of which there may be several
+attempts) writes its records to such a file, in the store's first directory. A commit appends them
+later, those of all tasks at once, or the file is deleted. The file is written by one and not
+changed any more::
+
+    record batch, format 2, base offset 0, no producer     one for each row of the index
+    ...
+    index: JSON {"version": 1, "batches": [[topic, partition, position, size, records], ...]}
+    trailer: size of the index (4), its CRC-32C (4), "LOGSTAGE" (8)
+
+It is a plain file in the log directory, because a broker looks at directories only, and refuses to
+start with one that has no partition's name.
+
+**Durability**: a file that is finished is on the device. None has to survive a power loss: what was
+not committed is written again by another attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import struct
+import uuid
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from logstore._native import crc32c, encode_batch
+from logstore.checkpoint import TopicPartition
+from logstore.errors import LogStoreError, StagedBatchesError, StorageError
+from logstore.files import REAL_FILES, Files, Path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from logstore._native import Columns
+
+STAGED_PREFIX: Final = ".logstore-staged-"
+BATCH_BYTES: Final = 1 << 20
+INDEX_VERSION: Final = 1
+
+_TRAILER: Final = struct.Struct(">II8s")
+_MAGIC: Final = b"LOGSTAGE"
+_PLAIN_ID: Final = re.compile(
+    r"[A-Za-z0-9_]{1,64}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+)
+_NAME: Final = re.compile(
+    re.escape(STAGED_PREFIX) + r"(?P<sink>.+)\.(?P<version>-?\d+)\.(?P<task>\d+)-(?P<attempt>\d+)"
+    r"\.[0-9a-f]{8}"
+)
+
+
+class StagedName(NamedTuple):
+    """
+    What the name of a staged file says.
+
+    Attributes:
+        sink: The sink's id, or a hash of it: :func:`sink_slug`.
+        version: What the sink is about to commit.
+        task: The task that wrote it.
+        attempt: Which attempt of the task.
+    """
+
+    sink: str
+    version: int
+    task: int
+    attempt: int
+
+    @classmethod
+    def parse(cls, name: str) -> StagedName | None:
+        """Return what a file's name says, None if it is no staged file."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        return cls(found["sink"], int(found["version"]), int(found["task"]), int(found["attempt"]))
+
+
+def sink_slug(sink_id: str) -> str:
+    """Return an id as file names have it: as it is, or if that cannot be, a hash of it."""
+    if _PLAIN_ID.fullmatch(sink_id):
+        return sink_id
+    return "sha256-" + hashlib.sha256(sink_id.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
+def staged_path(directory: str, sink_id: str, version: int, task: int, attempt: int) -> str:
+    """Return a path that no other attempt, of this run or an earlier one, has."""
+    name = f"{sink_slug(sink_id)}.{version}.{task}-{attempt}.{uuid.uuid4().hex[:8]}"
+    return os.path.join(directory, STAGED_PREFIX + name)
+
+
+class StagedBatch(NamedTuple):
+    """
+    One batch of a staged file.
+
+    Attributes:
+        topic: Where it goes.
+        partition: Likewise.
+        position: Of its first byte in the file.
+        size_bytes: Of the batch.
+        record_count: Records in it.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    size_bytes: int
+    record_count: int
+
+    @property
+    def place(self) -> TopicPartition:
+        """Where it goes."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class StagedBatchWriter:
+    """
+    Writes one staged file; leaving its block finishes it, an exception deletes it.
+
+    Args:
+        path: :func:`staged_path`; there must be no such file.
+        files: The door to the file system.
+
+    **Thread rule**: one thread.
+
+    Raises:
+        StorageError: The file cannot be made.
+    """
+
+    def __init__(self, path: Path, *, files: Files = REAL_FILES) -> None:
+        self.path: Final = os.fspath(path)
+        self._files = files
+        self._batches: list[StagedBatch] = []
+        self._position = 0
+        self._fd = files.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    @property
+    def batches(self) -> list[StagedBatch]:
+        """What was written so far."""
+        return self._batches
+
+    def add(
+        self, place: TopicPartition, columns: Columns, *, batch_bytes: int = BATCH_BYTES
+    ) -> None:
+        """
+        Write records for one partition, behind those that it was given before.
+
+        Args:
+            place: The partition.
+            columns: The records.
+            batch_bytes: Size of a batch; a record that is larger has one to itself.
+
+        Raises:
+            RecordTooLargeError: A record is larger than 2^31 - 1 bytes.
+            StorageError: It cannot be written; nothing of the file can be used.
+        """
+        first = 0
+        while first < columns.count:
+            encoded = encode_batch(
+                columns, first, base_offset=0, leader_epoch=-1, batch_bytes=batch_bytes
+            )
+            size_bytes = self._files.pwrite(self._fd, encoded.data, self._position)
+            self._batches.append(
+                StagedBatch(*place, self._position, size_bytes, encoded.record_count)
+            )
+            self._position += size_bytes
+            first += encoded.record_count
+
+    def finish(self) -> None:
+        """Write the index; on return the file is on the device, and is whole."""
+        index = json.dumps(
+            {"version": INDEX_VERSION, "batches": self._batches}, separators=(",", ":")
+        ).encode()
+        trailer = _TRAILER.pack(len(index), crc32c(index), _MAGIC)
+        self._files.pwrite(self._fd, index + trailer, self._position)
+        # Here, so that each task waits for its own, and finds out itself what a device refuses.
+        self._files.fdatasync(self._fd)
+        self._close()
+
+    def discard(self) -> None:
+        """Delete the file."""
+        self._close()
+        self._files.unlink(self.path, missing_ok=True)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.finish()
+            return
+        with contextlib.suppress(LogStoreError):  # The first error is the one to see.
+            self.discard()
+
+
+class StagedFile:
+    """
+    A staged file that is finished, open for reading.
+
+    Args:
+        path: The file.
+        files: The door to the file system.
+
+    Attributes:
+        path: The file.
+        batches: What is in it, in the order in which it was written.
+
+    Raises:
+        StagedBatchesError: There is no such file, or it is not whole.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(self, path: Path, *, files: Files = REAL_FILES) -> None:
+        self.path: Final = os.fspath(path)
+        self._files = files
+        self._buffer = bytearray()
+        try:
+            self._fd = files.open(self.path, os.O_RDONLY)
+        except StorageError as error:
+            raise StagedBatchesError(
+                f"the staged records {self.path} are not here; tasks and whoever commits need the"
+                " same directory, and none may be older than a week",
+                path=self.path,
+            ) from error
+        try:
+            self.batches: Final = self._read_index()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_index(self) -> list[StagedBatch]:
+        size = self._files.size(self._fd)
+        end = size - _TRAILER.size
+        if end < 0:
+            raise self._not_whole()
+        index_size, crc, magic = _TRAILER.unpack(self._files.pread(self._fd, _TRAILER.size, end))
+        if magic != _MAGIC or index_size > end:
+            raise self._not_whole()
+        index = self._files.pread(self._fd, index_size, end - index_size)
+        if crc32c(index) != crc:
+            raise self._not_whole()
+        found = json.loads(index)
+        if found["version"] != INDEX_VERSION:
+            raise self._not_whole()
+        return [StagedBatch(*row) for row in found["batches"]]
+
+    def _not_whole(self) -> StagedBatchesError:
+        return StagedBatchesError(
+            f"the staged records {self.path} are not whole; write them again", path=self.path
+        )
+
+    def read(self, batch: StagedBatch) -> memoryview:
+        """
+        Return the bytes of one batch, writable; whoever appends them verifies their CRC.
+
+        **Lifetime**: until the next call, which uses the same memory.
+        """
+        if len(self._buffer) < batch.size_bytes:
+            self._buffer = bytearray(batch.size_bytes)
+        view = memoryview(self._buffer)[: batch.size_bytes]
+        if self._files.pread_into(self._fd, view, batch.position) < batch.size_bytes:
+            raise self._not_whole()
+        return view
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+
+def delete_staged(paths: Iterable[str], files: Files = REAL_FILES) -> None:
+    """Delete staged files, also those that are gone already."""
+    for path in paths:
+        files.unlink(path, missing_ok=True)

@@ -1,0 +1,208 @@
+"""Commits asked of the process that holds a store, and what becomes of them when it goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from staged_records import stage, staged
+
+import logstore
+from logstore.clock import ManualClock
+from logstore.errors import (
+    InconsistentTopicIdError,
+    LockedError,
+    LogNotFoundError,
+    SinkVersionError,
+    UnknownTopicError,
+)
+from logstore.scheduler import ManualScheduler
+from logstore.sink_commits import SinkCommit
+from logstore.sink_requests import ANSWER_PREFIX, REQUEST_PREFIX, PostedRequest, SinkRequest
+from logstore.staged_commit import commit_staged, store_id_of
+from logstore.store import open_log_store
+
+FEW = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
+LATE = 1 << 60
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    path = str(tmp_path / "data")
+    with logstore.open_store(path, config=FEW) as store:
+        store.create_topic("t")
+    return path
+
+
+@pytest.fixture(name="holder")
+def _holder(path):
+    """A store that answers when it is told to."""
+    clock = ManualClock()
+    with open_log_store(path, config=FEW, clock=clock, scheduler=ManualScheduler(clock)) as store:
+        yield store
+
+
+def leftovers(path):
+    """Return files of requests and of staging."""
+    return [name for name in os.listdir(path) if name.startswith(".logstore-")]
+
+
+def values(path):
+    """Return what is committed."""
+    with logstore.open_store(path, mode="r") as store:
+        return list(store["t", 0].read_values())
+
+
+def test_nobody_holds_it(path):
+    """The commit opens the store, and closes it."""
+    file = stage(path, "q", 0, {("t", 0): [b"1"]})
+    assert SinkCommit({"t": 1}, ()) == commit_staged([path], "q", 0, [file])
+    assert ([b"1"], []) == (values(path), leftovers(path))
+
+
+def test_the_holder_commits(path):
+    """In the background, while it is in use; what it refuses comes back as it is."""
+    with logstore.open_store(path, config=FEW) as holder:
+        for version in (1, 2):
+            text = b"%d" % version
+            file = stage(path, "q", version, {("t", 0): [text]})
+            assert SinkCommit({"t": 1}, ()) == commit_staged([path], "q", version, [file])
+            holder["t", 0].append(b"own " + text)
+        assert SinkCommit({}, ("t",)) == commit_staged([path], "q", 2, [file])
+        file = stage(path, "q", 1, {("t", 0): [b"1"]})
+        with pytest.raises(SinkVersionError) as caught:
+            commit_staged([path], "q", 1, [file])
+        assert 2 == caught.value.committed_version
+        file = stage(path, "q", 3, {("new", 0): [b"1"]})
+        with pytest.raises(UnknownTopicError):
+            commit_staged([path], "q", 3, [file])
+        assert 2 == len(holder.errors)
+        holder.errors.clear()
+        commit_staged([path], "q", 3, [file], create_partitions=2)
+        assert 2 == len(holder["new"])
+        assert [b"1", b"own 1", b"2", b"own 2"] == list(holder["t", 0].read_values())
+    assert [name for name in leftovers(path) if "staged" not in name] == []
+
+
+def test_the_holder_is_another_process(path, tmp_path):
+    """And is killed before it answers: then the lock is free."""
+    program = (
+        "import sys, time, logstore\n"
+        f"store = logstore.open_store({path!r}, config={FEW!r})\n"
+        "if sys.argv[1] == 'deaf': store._requests_task.cancel()\n"
+        "print('open', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    for kind, version in (("deaf", 0), ("listening", 1)):
+        with subprocess.Popen(
+            [sys.executable, "-c", program, kind], stdout=subprocess.PIPE
+        ) as process:
+            assert b"open\n" == process.stdout.readline()
+            file = stage(path, "q", version, {("t", 0): [b"%d" % version]})
+            if kind == "deaf":
+                with pytest.raises(LockedError, match=rf"process {process.pid} on host .* 0.2 s"):
+                    commit_staged([path], "q", version, [file], timeout_seconds=0.2)
+                assert [os.path.basename(file)] == leftovers(path)
+                threading.Timer(0.2, process.kill).start()
+            assert SinkCommit({"t": 1}, ()) == commit_staged([path], "q", version, [file])
+            process.kill()
+    with logstore.open_store(path) as store:
+        assert [b"0", b"1"] == list(store["t", 0].read_values())
+
+
+def test_the_holder_closes(path):
+    """A request that is not answered is taken back, and the lock is there."""
+    holder = logstore.open_store(path, config=FEW)
+    holder._requests_task.cancel()
+    file = stage(path, "q", 0, {("t", 0): [b"1"]})
+    done = []
+    thread = threading.Thread(target=lambda: done.append(commit_staged([path], "q", 0, [file])))
+    thread.start()
+    while not any(name.startswith(REQUEST_PREFIX) for name in os.listdir(path)):
+        time.sleep(0.005)
+    holder.close()
+    thread.join()
+    assert ([SinkCommit({"t": 1}, ())], []) == (done, leftovers(path))
+
+
+class TestDesk:
+    """Request by request."""
+
+    def post(self, holder, version=0, deadline_ms=LATE, topic="t"):
+        file = staged(holder, "q", version, {(topic, 0): [b"%d" % version]})
+        names = [os.path.basename(file)]
+        return PostedRequest(
+            holder.paths[0], SinkRequest("q", version, names, None, deadline_ms), holder.files
+        )
+
+    def test_answers(self, holder, path):
+        """Each is answered once; nothing is left when the answer was taken."""
+        first, second = self.post(holder), self.post(holder, 1, topic="no")
+        assert first.answer() is None
+        assert 2 == holder.answer_requests()
+        assert 0 == holder.answer_requests()
+        assert SinkCommit({"t": 1}, ()) == first.answer()
+        with pytest.raises(UnknownTopicError):
+            second.answer()
+        holder.errors.clear()
+        for request in (first, second):
+            request.withdraw()
+            request.withdraw()
+        assert [] == [name for name in leftovers(path) if "staged" not in name]
+
+    def test_too_late(self, holder, path):
+        """Nobody waits for it any more: it is dropped."""
+        request = self.post(holder, deadline_ms=holder.clock.milliseconds() - 1)
+        assert 0 == holder.answer_requests()
+        assert request.answer() is None
+        assert [] == list(holder["t", 0].read_values())
+        assert all("staged" in name for name in leftovers(path))
+
+    def test_after_a_kill(self, holder, path):
+        """Committed, and killed before the answer: whoever takes over finds it noted."""
+        request = self.post(holder)
+        name = next(name for name in os.listdir(path) if name.startswith(REQUEST_PREFIX))
+        holder.answer_requests()
+        os.unlink(os.path.join(path, name.replace(REQUEST_PREFIX, ANSWER_PREFIX)))
+        assert request.answer() is None
+        file = staged(holder, "q", 0, {("t", 0): [b"0"]})
+        os.unlink(file)
+        assert SinkCommit({}, ("t",)) == holder.commit_staged("q", 0, [file])
+
+    def test_malformed(self, holder, path):
+        """It is answered, and reaches no file elsewhere."""
+        for data in (b"{", json.dumps({"sink_id": 1}).encode(), b"[]"):
+            holder.files.replace_file(os.path.join(path, REQUEST_PREFIX + "1"), data)
+            assert 1 == holder.answer_requests()
+            answer = json.loads(holder.files.read_file(os.path.join(path, ANSWER_PREFIX + "1")))
+            assert answer["error"]["type"] in ("JSONDecodeError", "TypeError")
+
+    def test_leftovers(self, holder, path):
+        """Answers that nobody took, and requests that a kill has left, go after an hour."""
+        for name in (ANSWER_PREFIX + "1", REQUEST_PREFIX + "1.taken", REQUEST_PREFIX + "2.tmp"):
+            file = os.path.join(path, name)
+            holder.files.replace_file(file, b"{}")
+            os.utime(file, (0, 0))
+        holder.clock.set(3_600_000)
+        holder.answer_requests()
+        assert 3 == len(leftovers(path))
+        holder.clock.set(3_600_001)
+        holder.answer_requests()
+        assert [] == leftovers(path)
+
+
+def test_never_makes_a_store(tmp_path, path):
+    """A path that is wrong here is said, also one that leads to another store."""
+    with pytest.raises(LogNotFoundError):
+        commit_staged([str(tmp_path / "no")], "q", 0, [])
+    assert not (tmp_path / "no").exists()
+    other = str(tmp_path / "other")
+    logstore.open_store(other).close()
+    with pytest.raises(InconsistentTopicIdError, match=r"is the store .* here, and"):
+        commit_staged([other], "q", 0, [], store_id=store_id_of(path))
+    commit_staged([path], "q", 0, [], store_id=store_id_of(path))

@@ -1,0 +1,129 @@
+"""Staged batches: what a task writes for a commit to append."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import logstore
+from logstore._native import Columns
+from logstore.checkpoint import TopicPartition
+from logstore.errors import CorruptRecordError, InvalidRecordError, StagedBatchesError, StorageError
+from logstore.record import RecordBatch
+from logstore.records_builder import encode_batch, number_batch
+from logstore.staged_batches import (
+    StagedBatchWriter,
+    StagedFile,
+    StagedName,
+    sink_slug,
+    staged_path,
+)
+
+PLACE = TopicPartition("t", 0)
+
+
+def columns(values):
+    """Return values as columns."""
+    offsets = np.cumsum([0, *map(len, values)])
+    return Columns(b"".join(values), offsets.astype(np.int64), timestamp=7)
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return staged_path(str(tmp_path), "q", 3, 5, 1)
+
+
+def test_round_trip(path):
+    """Batches come back in the order in which they were written, a large record alone."""
+    with StagedBatchWriter(path) as writer:
+        writer.add(PLACE, columns([b"1" * 40, b"2" * 40, b"3" * 40]), batch_bytes=170)
+        writer.add(TopicPartition("u", 2), columns([b"x" * 1000]), batch_bytes=170)
+        writer.add(PLACE, columns([b"4"]))
+    file = StagedFile(path)
+    assert ["t", "t", "u", "t"] == [batch.topic for batch in file.batches]
+    assert [2, 1, 1, 1] == [batch.record_count for batch in file.batches]
+    assert [TopicPartition("u", 2)] == [batch.place for batch in file.batches[2:3]]
+    found = []
+    for each in file.batches:
+        batch = RecordBatch(bytes(file.read(each)))
+        batch.ensure_valid()
+        assert (0, -1) == (batch.base_offset, batch.producer_id)
+        found += [record.value for record in batch.records()]
+    file.close()
+    file.close()
+    assert [b"1" * 40, b"2" * 40, b"3" * 40, b"x" * 1000, b"4"] == found
+
+
+def test_unfinished(path, tmp_path):
+    """An exception deletes the file; one that is cut or changed is refused; none is named so."""
+    beyond = Columns(b"123", np.array([0, 9], np.int64), timestamp=7)
+    with pytest.raises(ValueError, match="exceed its buffer"), StagedBatchWriter(path) as writer:
+        writer.add(PLACE, beyond)
+    assert [] == os.listdir(tmp_path)
+    with pytest.raises(StagedBatchesError, match="are not here"):
+        StagedFile(path)
+    with StagedBatchWriter(path) as writer:
+        writer.add(PLACE, columns([b"1"]))
+    with pytest.raises(StorageError), StagedBatchWriter(path):
+        pass
+    whole = (tmp_path / os.path.basename(path)).read_bytes()
+    for size in (0, 10, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:size])
+        with pytest.raises(StagedBatchesError, match="not whole"):
+            StagedFile(tmp_path / "cut")
+    changed = bytearray(whole)
+    changed[-20] ^= 1
+    (tmp_path / "cut").write_bytes(changed)
+    with pytest.raises(StagedBatchesError, match="not whole"):
+        StagedFile(tmp_path / "cut")
+
+
+def test_names(path):
+    """A name says whose a file is; an id that is no name is hashed; other files have no owner."""
+    assert StagedName("q", 3, 5, 1) == StagedName.parse(os.path.basename(path))
+    assert StagedName.parse(".logstore-staged-q.3.5-1") is None
+    assert StagedName.parse("orders-0") is None
+    uuid = "0d1ec0de-0000-4000-8000-0123456789ab"
+    assert uuid == sink_slug(uuid)
+    assert sink_slug("a/b") != sink_slug("a.b")
+    assert sink_slug("a/b").startswith("sha256-")
+    assert sink_slug("sha256-1") != "sha256-1"
+    parsed = StagedName.parse(os.path.basename(staged_path("d", "sub/day 1", 0, 0, 0)))
+    assert parsed.sink == sink_slug("sub/day 1")
+
+
+def test_loader_ignores_them(tmp_path):
+    """They are files, as are checkpoints: neither the loader nor a broker looks at those."""
+    with logstore.open_store(tmp_path) as store:
+        store.create_topic("t")
+    with StagedBatchWriter(staged_path(str(tmp_path), "q", 0, 0, 0)) as writer:
+        writer.add(PLACE, columns([b"1"]))
+    for mode in ("a", "r"):
+        with logstore.open_store(tmp_path, mode=mode) as store:
+            assert (["t"], []) == (list(store), list(store.errors))
+
+
+def test_number_batch():
+    """The records stay, the CRC is right; what is damaged or somebody's is refused."""
+    batch = encode_batch([(None, 5, b"k", b"v", ())], base_offset=0)
+    data = bytearray(batch)
+    assert 1 == number_batch(data, producer_id=7, producer_epoch=2, base_sequence=9)
+    found = RecordBatch(bytes(data))
+    found.ensure_valid()
+    assert (7, 2, 9, True) == (
+        found.producer_id,
+        found.producer_epoch,
+        found.base_sequence,
+        found.is_transactional,
+    )
+    assert [b"v"] == [record.value for record in found.records()]
+    numbers = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    with pytest.raises(InvalidRecordError, match="is producer 7's"):
+        number_batch(data, **numbers)
+    for wrong in (batch[:-1], batch + b"x", batch[:20], batch[:-2] + b"\0\0"):
+        before = bytearray(wrong)
+        with pytest.raises(CorruptRecordError):
+            number_batch(before, **numbers)
+        assert wrong == before
