@@ -68,9 +68,14 @@ class Extender:
         compression: str | None,
     ) -> range:
         """Append what a caller gave; see ``Log.extend``."""
+        in_c = self._codec(compression) is CompressionType.NONE
+        parts = given_records(values, keys, timestamps, headers, check_items=not in_c)
+        return self.extend_parts(parts, compression)
+
+    def extend_parts(self, parts: Iterator[GivenRecords], compression: str | None) -> range:
+        """Append what a caller gave and was looked at; see ``given_records``."""
         codec = self._codec(compression)
         in_c = codec is CompressionType.NONE
-        parts = given_records(values, keys, timestamps, headers, check_items=not in_c)
         # Of sized input the first part is all there is: it is looked at before the lock is taken.
         first_part = next(parts, None)
         if in_c:
@@ -173,9 +178,10 @@ class Extender:
                 part.headers,
                 first=first,
                 all_or_nothing=all_or_nothing,
+                order=part.order,
             ).record_count
 
-        return len(part.values), write
+        return len(part), write
 
     def _columns_write(self, columns: Columns) -> tuple[int, _Write]:
         writer = self._log.writer

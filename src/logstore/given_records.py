@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from logstore._native import Buffer, Columns
+from logstore._native import Buffer, Columns, take_list
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 
@@ -43,15 +43,37 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class GivenRecords(NamedTuple):
-    """Records in lists or tuples of the same length; None: every key, time or header is absent."""
+    """
+    Records in lists or tuples of the same length; None: every key, time or header is absent.
+
+    ``order`` has the indices of those that are meant; None: all of them.
+    """
 
     values: Sequence[Any]
     keys: Sequence[Any] | None
     timestamps: Sequence[int] | None
     headers: Sequence[Any] | None
+    order: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:  # A tuple's own length means nothing here.
-        return len(self.values)
+        return len(self.values if self.order is None else self.order)
+
+    def picked(self, order: npt.NDArray[np.int64]) -> GivenRecords:
+        """Return those with these indices, which are contiguous in memory; nothing is copied."""
+        assert self.order is None
+        return GivenRecords(self.values, self.keys, self.timestamps, self.headers, order)
+
+    def taken(self) -> GivenRecords:
+        """Return those that are meant, in lists of their own."""
+        if self.order is None:
+            return self
+        order = self.order
+        return GivenRecords(
+            take_list(self.values, order),
+            None if self.keys is None else take_list(self.keys, order),
+            None if self.timestamps is None else take_list(self.timestamps, order),
+            None if self.headers is None else take_list(self.headers, order),
+        )
 
 
 def milliseconds_of(when: int | datetime) -> int:
@@ -279,6 +301,7 @@ class GivenColumns(NamedTuple):
 
 def columns_of(given: GivenRecords, now_ms: int) -> GivenColumns:
     """Return records in lists as columns, for what cannot be written from lists directly."""
+    given = given.taken()
     values, value_offsets, value_validity = _joined(given.values)
     keys = key_offsets = key_validity = None
     null_key: int | None = 0

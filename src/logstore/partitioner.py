@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from logstore._native import (
     murmur2,
     partition_keys,
     partition_list,
-    take_list,
 )
 from logstore.given_records import GivenRecords
 
@@ -180,16 +178,7 @@ class SpreadRecords(NamedTuple):
 
     def part(self, partition: int) -> GivenRecords:
         """Return the records of one partition, in the caller's order."""
-        indices = self.grouped.indices(partition)
-        if len(indices) == len(self.given):
-            return self.given
-        given = self.given
-        return GivenRecords(
-            take_list(given.values, indices),
-            _taken(given.keys, indices),
-            _taken(given.timestamps, indices),
-            _taken(given.headers, indices),
-        )
+        return self.given.picked(self.grouped.indices(partition))
 
 
 def spread_records(
@@ -226,7 +215,3 @@ def spread_records(
             weights += HEADER_BYTES * counts[keyless]
         numbers[keyless] = sticky.take_many(weights, online)
     return SpreadRecords(given, sizes, numbers, group_partitions(numbers, partition_count))
-
-
-def _taken(column: Sequence[Any] | None, indices: npt.NDArray[np.int64]) -> Any:
-    return None if column is None else take_list(column, indices)

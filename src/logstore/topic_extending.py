@@ -17,7 +17,7 @@ from logstore.errors import (
     RecordTooLargeError,
     TopicAppendError,
 )
-from logstore.extending import check_settings
+from logstore.extending import Extender, check_settings
 from logstore.given_records import GivenRecords, checked_times
 
 if TYPE_CHECKING:
@@ -152,15 +152,9 @@ class TopicExtender:
         self._partitions.append(spread.numbers)
         self._offsets.append(offsets)
         for partition, log in logs.items():
-            part = spread.part(partition)
             try:
-                appended = log.extend(
-                    part.values,
-                    keys=part.keys,
-                    timestamps=part.timestamps,
-                    headers=part.headers,
-                    compression=self._compression,
-                )
+                part = spread.part(partition)
+                appended = Extender(log).extend_parts(iter([part]), self._compression)
             except PartialAppendError as error:
                 appended = error.appended
                 self._errors[partition] = error

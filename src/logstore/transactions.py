@@ -213,7 +213,7 @@ class Transaction:
             return
         spread = self._store[topic].spread(given)
         for partition in spread.grouped.partitions():
-            self._add_many(TopicPartition(topic, partition), spread.part(partition))
+            self._add_many(TopicPartition(topic, partition), spread.part(partition).taken())
 
     def append_batch(self, place: tuple[str, int], batch: bytearray | memoryview) -> None:
         """

@@ -247,6 +247,7 @@ class TestFailures:
         error = pickle.loads(pickle.dumps(caught.value))
         assert "orders" == error.topic
         assert [RecordTooLargeError] == [type(error.errors[failed])]
+        assert "record 99:" in str(error.errors[failed])  # As the caller counts.
         assert np.array_equal(error.partitions == failed, error.offsets < 0)
         assert 0 == topic[failed].log_end_offset
         for n in np.flatnonzero(error.offsets >= 0).tolist():

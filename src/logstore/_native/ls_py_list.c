@@ -21,6 +21,7 @@ struct walk {
     struct column values, keys, timestamps, headers;
     struct ls_py_bytes header_bytes; /* of one record */
     int64_t timestamp;               /* without a column of them; -1 is now */
+    const int64_t *order;            /* record i is item order[i]; NULL: item i */
     Py_ssize_t index;
     Py_ssize_t first;
     Py_ssize_t end;
@@ -64,6 +65,11 @@ static inline PyObject *column_item(const struct column *column, Py_ssize_t inde
     return item;
 }
 
+/* Which item is a record's. */
+static inline Py_ssize_t item_index(const struct walk *walk, Py_ssize_t index) {
+    return walk->order == NULL ? index : (Py_ssize_t)walk->order[index];
+}
+
 static int walk_open_values(struct walk *walk, PyObject *values) {
     if (column_open(&walk->values, "values", values, -1) < 0) return -1;
     if (walk->values.source == NULL) {
@@ -74,7 +80,8 @@ static int walk_open_values(struct walk *walk, PyObject *values) {
     return 0;
 }
 
-static int walk_open(struct walk *walk, PyObject *const *args, Py_ssize_t first) {
+static int walk_open(struct walk *walk, PyObject *const *args, Py_ssize_t first,
+                     int64_t order_count) {
     if (walk_open_values(walk, args[0]) < 0) return -1;
     Py_ssize_t count = walk->end;
     if (column_open(&walk->keys, "keys", args[1], count) < 0 ||
@@ -82,8 +89,9 @@ static int walk_open(struct walk *walk, PyObject *const *args, Py_ssize_t first)
         column_open(&walk->headers, "headers", args[3], count) < 0) {
         return -1;
     }
-    if (first < 0 || first > count) {
-        PyErr_Format(PyExc_ValueError, "first is %zd, outside of %zd values", first, count);
+    if (walk->order != NULL) walk->end = (Py_ssize_t)order_count;
+    if (first < 0 || first > walk->end) {
+        PyErr_Format(PyExc_ValueError, "first is %zd, outside of %zd values", first, walk->end);
         return -1;
     }
     walk->index = walk->first = first;
@@ -121,7 +129,8 @@ static int64_t seal(struct walk *walk) {
 static int64_t next_batch(struct walk *walk, int64_t record_size, int64_t timestamp) {
     int64_t result = seal(walk);
     if (result < 0) return result;
-    return ls_stream_start(&walk->stream, walk->index, record_size, timestamp);
+    Py_ssize_t index = item_index(walk, walk->index);
+    return ls_stream_start(&walk->stream, index, record_size, timestamp);
 }
 
 /* ---- values alone, with one timestamp -------------------------------------------------------------------- */
@@ -138,7 +147,12 @@ static int put_plain(struct walk *walk) {
     const bool is_list = walk->values.is_list;
     PyObject *const source = walk->values.source;
     for (; index < walk->end; index++) {
-        PyObject *item = is_list ? PyList_GetItem(source, index) : PyTuple_GetItem(source, index);
+        Py_ssize_t at_item = item_index(walk, index);
+        if (walk->order != NULL && index + AHEAD < walk->end) {
+            ls_py_prefetch(source, is_list, walk->order[index + AHEAD], 128);
+        }
+        PyObject *item =
+            is_list ? PyList_GetItem(source, at_item) : PyTuple_GetItem(source, at_item);
         if (LS_UNLIKELY(item == NULL)) return -1;
         if (LS_UNLIKELY(!PyBytes_CheckExact(item))) break;
         char *bytes;
@@ -204,11 +218,12 @@ struct record {
 };
 
 static int take_record(struct walk *walk, struct record *record) {
-    Py_ssize_t index = walk->index;
-    if (index + AHEAD < walk->end) {
-        ls_py_prefetch(walk->values.source, walk->values.is_list, index + AHEAD, 128);
+    Py_ssize_t index = item_index(walk, walk->index);
+    if (walk->order != NULL && walk->index + AHEAD < walk->end) {
+        int64_t ahead = walk->order[walk->index + AHEAD];
+        ls_py_prefetch(walk->values.source, walk->values.is_list, ahead, 128);
         if (walk->keys.source != NULL) {
-            ls_py_prefetch(walk->keys.source, walk->keys.is_list, index + AHEAD, 0);
+            ls_py_prefetch(walk->keys.source, walk->keys.is_list, ahead, 0);
         }
     }
     record->key = (struct ls_item){NULL, -1};
@@ -256,7 +271,8 @@ static void release_record(struct record *record) {
 
 static int64_t put_record(struct walk *walk, const struct record *record) {
     struct ls_stream *stream = &walk->stream;
-    int64_t result = ls_stream_judge(stream, walk->index, record->key, record->timestamp);
+    int64_t result =
+        ls_stream_judge(stream, item_index(walk, walk->index), record->key, record->timestamp);
     if (result < 0) return result;
     for (;;) {
         result =
@@ -271,7 +287,8 @@ static int64_t put_record(struct walk *walk, const struct record *record) {
 
 /* A record that is not put, because the append is not to be: its mistakes are found all the same. */
 static int64_t check_record(struct walk *walk, const struct record *record) {
-    return ls_stream_judge(&walk->stream, walk->index, record->key, record->timestamp);
+    return ls_stream_judge(&walk->stream, item_index(walk, walk->index), record->key,
+                           record->timestamp);
 }
 
 /*
@@ -279,7 +296,7 @@ static int64_t check_record(struct walk *walk, const struct record *record) {
  * must be: such code may ask for the lock, whose owner waits for this append.
  */
 static bool is_inert(const struct walk *walk) {
-    PyObject *item = column_item(&walk->values, walk->index);
+    PyObject *item = column_item(&walk->values, item_index(walk, walk->index));
     if (item == NULL) return false;
     bool is = item == Py_None || PyBytes_CheckExact(item) || PyByteArray_CheckExact(item);
     Py_DECREF(item);
@@ -360,20 +377,21 @@ int64_t ls_py_append_plain(ls_writer *writer, PyObject *values, int64_t *first_o
 }
 
 /*
- * append_list(writer, values, keys, timestamps, headers, first, timestamp, now, flags)
- * -> (result, *appended). timestamp -1: now.
+ * append_list(writer, values, keys, timestamps, headers, first, timestamp, now, flags, order, count)
+ * -> (result, *appended). timestamp -1: now. order: an address of `count` int64, or 0 for all items.
  */
 PyObject *ls_py_append_list(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    int64_t address, numbers[4];
-    if (count != 9) return PyErr_Format(PyExc_TypeError, "append_list takes 9 arguments");
-    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 5, 4, numbers) < 0) return NULL;
+    int64_t address, numbers[6];
+    if (count != 11) return PyErr_Format(PyExc_TypeError, "append_list takes 11 arguments");
+    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 5, 6, numbers) < 0) return NULL;
     ls_writer *writer = (ls_writer *)(uintptr_t)address;
     struct walk walk = {.timestamp = numbers[1]};
+    walk.order = (const int64_t *)(uintptr_t)numbers[4];
     walk.stream.now = numbers[2];
     walk.stream.flags = (int32_t)numbers[3];
     PyObject *answer = NULL;
-    if (walk_open(&walk, args + 1, (Py_ssize_t)numbers[0]) == 0) {
+    if (walk_open(&walk, args + 1, (Py_ssize_t)numbers[0], numbers[5]) == 0) {
         int64_t result = open_stream(&walk, writer);
         if (result >= 0) result = close_stream(&walk, fill(&walk));
         if (result != LS_E_TYPE) answer = ls_py_appended(result, &walk.stream.appended);
