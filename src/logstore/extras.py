@@ -9,6 +9,7 @@ from logstore.errors import MissingExtraError
 
 # What each optional module comes with: the extra in the metadata of the distribution.
 EXTRA_OF = {
+    "confluent_kafka": "kafka",
     "fastavro": "formats",
     "google": "formats",
     "orjson": "formats",

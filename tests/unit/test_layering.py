@@ -93,7 +93,7 @@ LAYERS = [
     {"sink_store"},
     {"store"},
     {"staged_commit"},
-    {"inspection"},
+    {"inspection", "kafka_import"},
     {"file_dump", "quarantined_offsets"},
     {"state_verification"},
     {"verification"},
