@@ -430,7 +430,9 @@ class TestOthers:
         assert 0 == caught.value.code
         assert re.fullmatch(r"logstore \S.*\n", capsys.readouterr().out)
 
-    @pytest.mark.parametrize("command", [module.__name__.rpartition(".")[2] for module in COMMANDS])
+    @pytest.mark.parametrize(
+        "command", [module.__name__.rpartition(".")[2].replace("_", "-") for module in COMMANDS]
+    )
     def test_help_has_an_example(self, command, capsys):
         """Each --help shows how."""
         with pytest.raises(SystemExit) as caught:
