@@ -80,7 +80,7 @@ LAYERS = [
     {"cleaner"},
     {"compaction"},
     {"log"},
-    {"forked_log"},
+    {"forked_log", "log_comparison", "log_copy"},
     {"opening", "partitioner"},
     {"aio", "hosted_partition", "store_directories", "topic_extending"},
     {"topic"},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from logstore.cli.record_text import record_line
+from logstore.cli.record_text import bytes_text, record_line
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
 from logstore.file_dump import dump_file, kind_of, log_entries
@@ -176,18 +175,9 @@ def _record_text(record: Record) -> str:
         "offset": record.offset,
         "timestamp": record.timestamp,
         "time": format_timestamp(record.timestamp),
-        "key": _bytes_text(record.key),
-        "value": _bytes_text(record.value),
+        "key": bytes_text(record.key),
+        "value": bytes_text(record.value),
     }
     if record.headers:
-        fields["headers"] = {name: _bytes_text(value) for name, value in record.headers}
+        fields["headers"] = {name: bytes_text(value) for name, value in record.headers}
     return " ".join(f"{name}: {value}" for name, value in fields.items())
-
-
-def _bytes_text(data: bytes | None) -> str:
-    if data is None:
-        return "null"
-    try:
-        return json.dumps(data.decode("utf-8"), ensure_ascii=False)
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(data).decode()

@@ -268,3 +268,13 @@ def record_line(record: Record) -> dict[str, Any]:
 
 def _base64_or_none(data: bytes | None) -> str | None:
     return None if data is None else base64.b64encode(data).decode()
+
+
+def bytes_text(data: bytes | None) -> str:
+    """Return bytes for people: quoted text where they are text, else base64; ``null`` for None."""
+    if data is None:
+        return "null"
+    try:
+        return json.dumps(data.decode("utf-8"), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()
