@@ -46,4 +46,6 @@ def named(error: BaseException, place: str = "") -> SparkSourceError:
     name = type(error).__name__.removesuffix("Error")
     code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
     text = str(error) or name
-    return SparkSourceError(code, f"{place}: {text}" if place and place not in text else text)
+    if place and not text.startswith(place):
+        text = f"{place}: {text}"
+    return SparkSourceError(code, text)

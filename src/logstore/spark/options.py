@@ -77,7 +77,20 @@ SINK_OPTIONS: Final = (
     "writerTimeout",
 )
 # What Spark adds by itself: for a stream, for a table of a catalog.
-SPARK_OPTIONS: Final = ("checkpointLocation", "queryName", "outputMode", "serialization.format")
+SPARK_OPTIONS: Final = (
+    "checkpointLocation",
+    "collation",
+    "comment",
+    "external",
+    "is_managed_location",
+    "location",
+    "outputMode",
+    "owner",
+    "provider",
+    "queryName",
+    "serialization.format",
+    "table_type",
+)
 # Settings of the connector's consumers, which there are none of here.
 IGNORED_OPTIONS: Final = ("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
 
@@ -204,8 +217,12 @@ class OptionMap:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values: dict[str, str] = {}
         ignored = []
-        for key, value in options.items():
-            lowered = key.lower()
+        given = {key.lower(): value for key, value in options.items()}
+        for key, value in given.items():
+            # A table of a catalog has its options twice, once with this prefix.
+            lowered = key.removeprefix("option.")
+            if lowered != key and lowered in given:
+                continue
             setting = lowered.removeprefix("kafka.")
             if lowered in KNOWN:
                 self._values[KNOWN[lowered]] = value
@@ -217,7 +234,7 @@ class OptionMap:
             elif lowered.startswith("kafka.") and setting in CLIENT_SETTINGS:
                 ignored.append(lowered)
             else:
-                raise _unknown(key)
+                raise _unknown(lowered)
         ignored += [name for name in IGNORED_OPTIONS if name in self._values]
         if ignored:
             logger.info("nothing here uses %s: no broker is connected to", ", ".join(ignored))
@@ -289,7 +306,7 @@ class OptionMap:
             SparkSourceError: MISSING_PATH, RELATIVE_PATH, INVALID_OPTION.
         """
         servers = self.text("kafka.bootstrap.servers")
-        text = self.text("paths") or self.text("path")
+        text = self.text("paths") or self.text("path") or self.text("location")
         name = "path"
         if text is None and servers is not None:
             name, text = "kafka.bootstrap.servers", servers

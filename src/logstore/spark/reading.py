@@ -110,6 +110,8 @@ class TaskRead:
                 # Retention has overtaken the read: the next turn sees how far. Or a truncation.
                 if error.log_start_offset is None or error.log_start_offset <= self._offset:
                     self._loss.report(f"{name}: {error}")
+            except SparkSourceError:
+                raise
             except _GoneError:
                 self._lose(self._stop, "the topic was deleted, or made anew")
             except LogStoreError as error:

@@ -68,6 +68,7 @@ class LogStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._loss = DataLoss(options.fail_on_data_loss)
         self._target: Offsets | None = None  # Of Trigger.AvailableNow.
         self._triggered_at: float | None = None  # When the last batch was begun.
+        self._topic_ids: dict[TopicPartition, str | None] = {}  # Of what was read so far.
 
     # -- offsets -----------------------------------------------------------------------------------
 
@@ -114,13 +115,13 @@ class LogStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         bounds = self._bounds()
         begun = from_json(start)
-        self._check_kept(begun, bounds)
+        self._check_kept(self._refreshed(), begun, bounds)
         starts = {each: self._start(begun, each, found) for each, found in bounds.items()}
         ends = {each: found.end for each, found in bounds.items()}
         if self._target is not None:
             ends = self._up_to_target(self._target, starts, bounds)
-        if isinstance(limit, ReadAllAvailable) or not ends:
-            return to_json(ends) if ends or not begun else start
+        if isinstance(limit, ReadAllAvailable):
+            return to_json(ends)
         if self._target is None and self._has_to_wait(starts, ends):
             return start if LATEST not in begun.values() else to_json(starts)
         self._triggered_at = self.clock.monotonic()
@@ -135,16 +136,29 @@ class LogStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return found.end
         return found.start if offset == EARLIEST else offset
 
-    def _check_kept(self, begun: Offsets, bounds: dict[TopicPartition, Bounds]) -> None:
+    def _check_kept(
+        self, logs: SourceLogs, begun: Offsets, bounds: dict[TopicPartition, Bounds]
+    ) -> None:
         """Look for what was there before, and is not now."""
         for each, offset in begun.items():
             if each not in bounds:
+                self._topic_ids.pop(each, None)
                 self._loss.report(f"{each} was deleted; the query was at offset {offset}")
-            elif offset > bounds[each].end:
+                continue
+            start, end = bounds[each]
+            topic_id = logs.log(each).topic_id
+            is_another = self._topic_ids.setdefault(each, topic_id) != topic_id
+            self._topic_ids[each] = topic_id
+            if offset > end:
                 self._loss.report(
-                    f"{each}: the end was changed from {offset} to {bounds[each].end}: the topic"
-                    " was deleted and made anew, or is not the one of the checkpoint; its offsets"
-                    f" [{bounds[each].start}, {bounds[each].end}) are not read"
+                    f"{each}: the end was changed from {offset} to {end}: the topic was deleted and"
+                    " made anew, or is not the one of the checkpoint; its offsets"
+                    f" [{start}, {end}) are not read"
+                )
+            elif is_another:
+                self._loss.report(
+                    f"{each} was deleted and made anew; of the new one offsets"
+                    f" [{start}, {offset}) are not read"
                 )
 
     def _up_to_target(

@@ -1,0 +1,276 @@
+"""The source in a real Spark: few tests, each of what only Spark itself can show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+import logstore
+
+pytest.importorskip("pyspark", reason="needs the extra [spark-local]")
+
+FIXED = ("topic", "partition", "offset", "timestamp", "timestampType")
+
+
+@pytest.fixture
+def orders(store):
+    """A store with the topic ``orders``: three partitions, five records each."""
+    topic = store.create_topic("orders", partitions=3)
+    for partition in topic:
+        fill(topic[partition], 0, 5)
+    return store
+
+
+def fill(log, first, count):
+    """Append records that say where they are."""
+    for number in range(first, first + count):
+        headers = [("place", b"%d" % number)] if number % 2 else ()
+        log.append(b"%d" % number, key=None if number % 3 else b"k", headers=headers)
+
+
+def load(spark, store, schema=None, **options):
+    reader = spark.read.format("logstore").options(subscribe="orders", **options)
+    return (reader if schema is None else reader.schema(schema)).load(store.paths[0])
+
+
+def offsets(frame):
+    return sorted((row.partition, row.offset) for row in frame.collect())
+
+
+def spread(*ranges):
+    return [
+        (partition, offset) for partition, (a, b) in enumerate(ranges) for offset in range(a, b)
+    ]
+
+
+class Stream:
+    """A query with a checkpoint, run until nothing is left."""
+
+    def __init__(self, spark, store, directory, **options):
+        self.spark = spark
+        self.store = store
+        self.checkpoint = directory / "checkpoint"
+        self.options = {"subscribe": "orders", **options}
+        self.batches = {}
+
+    def take(self, frame, number):
+        rows = [
+            (row.partition, row.offset) for row in frame.select("partition", "offset").collect()
+        ]
+        self.batches.setdefault(number, []).append(sorted(rows))
+
+    def start(self, **trigger):
+        stream = self.spark.readStream.format("logstore").options(**self.options)
+        frame = stream.load(self.store.paths[0])
+        writer = frame.writeStream.foreachBatch(self.take)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        return writer.trigger(**trigger).start()
+
+    def run(self):
+        query = self.start(availableNow=True)
+        try:
+            assert query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    @property
+    def rows(self):
+        """What the sink has in the end: of a batch that was repeated, the last try."""
+        return sorted(row for tries in self.batches.values() for row in tries[-1])
+
+    def write_checkpoint(self, offsets):
+        """Make the checkpoint of a query that has ended its first batch at these offsets."""
+        for name, lines in {
+            "metadata": [json.dumps({"id": str(uuid.uuid4())})],
+            "offsets/0": ["v1", json.dumps({"batchWatermarkMs": 0, "conf": {}}), offsets],
+            "commits/0": ["v1", json.dumps({"nextBatchWatermarkMs": 0})],
+        }.items():
+            path = self.checkpoint / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(lines))
+
+    def forget_commit(self, number):
+        for name in (str(number), f".{number}.crc"):
+            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+    def logged(self, number):
+        """The offsets of a batch as the checkpoint has them."""
+        return json.loads((self.checkpoint / "offsets" / str(number)).read_text().split("\n")[2])
+
+
+def test_all_columns(spark, orders):
+    """The schema is the connector's, and every value is where it belongs."""
+    frame = load(spark, orders, includeHeaders="true")
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert [field.name for field in frame.schema if not field.nullable] == list(FIXED)
+    rows = {(row.partition, row.offset): row for row in frame.collect()}
+    assert sorted(rows) == spread((0, 5), (0, 5), (0, 5))
+    row = rows[1, 3]
+    assert (row.key, row.value, row.topic) == (bytearray(b"k"), bytearray(b"3"), "orders")
+    assert [(each.key, each.value) for each in row.headers] == [("place", bytearray(b"3"))]
+    assert row.timestampType == 0
+    assert rows[1, 1].key is None
+    assert rows[1, 2].headers is None
+    times = frame.filter("partition = 1 and offset = 3").selectExpr("unix_millis(timestamp) ms")
+    assert times.first().ms == orders["orders", 1][3].timestamp
+
+
+def test_narrower_schemas(spark, orders):
+    """A user's schema is any part of ours; keys and values may be text."""
+    frame = load(spark, orders, "value string, partition int, offset bigint not null")
+    assert sorted(map(tuple, frame.collect()))[:3] == [("0", 0, 0), ("0", 1, 0), ("0", 2, 0)]
+    assert load(spark, orders, columns="offset").agg({"offset": "sum"}).first()[0] == 30
+    assert load(spark, orders, "topic string").distinct().collect()[0].topic == "orders"
+    with pytest.raises(Exception, match="LOGSTORE_COLUMN_TYPE: column offset is string"):
+        load(spark, orders, "offset string").collect()
+
+
+def test_one_scan_twice(spark, orders):
+    """A DataFrame in one plan twice gives everything twice: no filter leaks between scans."""
+    frame = load(spark, orders)
+    assert frame.filter("offset >= 4").union(frame).count() == 3 + 15
+    assert frame.union(frame).count() == 30
+
+
+def test_tables_and_other_sessions(spark, orders):
+    """SQL knows the format; a session that did not register it finds it by itself."""
+    where = f"'path' '{orders.paths[0]}', 'subscribe' 'orders'"
+    spark.sql(f"CREATE TABLE orders_table USING logstore OPTIONS ({where})")
+    try:
+        query = "SELECT partition, count(*) AS n FROM orders_table GROUP BY partition"
+        assert sorted(map(tuple, spark.sql(query).collect())) == [(0, 5), (1, 5), (2, 5)]
+    finally:
+        spark.sql("DROP TABLE orders_table")
+    assert load(spark.newSession(), orders).count() == 15
+
+
+def test_errors_come_at_load(spark, orders):
+    """One line with a code, before anything is read."""
+    with pytest.raises(Exception, match=r"LOGSTORE_UNKNOWN_OPTION: .*did you mean minPartitions"):
+        load(spark, orders, minPartition="4")
+    with pytest.raises(Exception, match="LOGSTORE_RELATIVE_PATH") as error:
+        spark.read.format("logstore").option("subscribe", "orders").load("data")
+    assert "Traceback" not in str(error.value)
+
+
+def test_a_stream_from_the_latest(spark, orders, tmp_path):
+    """What is appended while a query is down is read, also after it has repeated its batches."""
+    stream = Stream(spark, orders, tmp_path)
+    stream.run()
+    assert stream.rows == []
+    for partition in (0, 2):
+        fill(orders["orders", partition], 5, 2)
+    stream.forget_commit(0)
+    stream.run()
+    assert stream.rows == [(0, 5), (0, 6), (2, 5), (2, 6)]
+    last = max(stream.batches)
+    before = stream.logged(last)
+    assert before == {"orders": {"0": 7, "1": 5, "2": 7}}
+    fill(orders["orders", 1], 5, 1)
+    stream.forget_commit(last)
+    stream.run()
+    assert stream.batches[last][0] == stream.batches[last][1]
+    assert stream.rows == [(0, 5), (0, 6), (1, 5), (2, 5), (2, 6)]
+
+
+def test_a_stream_within_limits(spark, orders, tmp_path):
+    """A limit makes as many batches as it takes; an idle query logs none."""
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "6"}
+    stream = Stream(spark, orders, tmp_path, **options)
+    stream.run()
+    assert stream.rows == spread((0, 5), (0, 5), (0, 5))
+    assert [len(tries[0]) for tries in stream.batches.values()] == [6, 6, 3]
+    query = stream.start(processingTime="0 seconds")
+    try:
+        query.processAllAvailable()
+        time.sleep(0.5)  # Some 40 looks.
+        assert len(stream.batches) == 3
+        fill(orders["orders", 0], 5, 1)
+        query.processAllAvailable()
+        assert stream.rows == spread((0, 6), (0, 5), (0, 5))
+        lag = json.loads(query.lastProgress.sources[0].latestOffset)
+        assert lag == {"orders": {"0": 6, "1": 5, "2": 5}}
+    finally:
+        query.stop()
+    assert sorted(each.name for each in (stream.checkpoint / "offsets").glob("[0-9]*")) == [
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
+
+
+def test_a_checkpoint_of_the_connector(spark, orders, tmp_path):
+    """A query moves over with its checkpoint."""
+    stream = Stream(spark, orders, tmp_path)
+    stream.write_checkpoint('{"orders":{"2":5,"1":4,"0":2}}')
+    stream.run()
+    assert stream.rows == [(0, 2), (0, 3), (0, 4), (1, 4)]
+
+
+def test_retention_passes_the_reader(spark, orders, tmp_path):
+    """What is gone is named offset by offset, and stepped over if that is wanted."""
+    stream = Stream(spark, orders, tmp_path)
+    stream.write_checkpoint('{"orders":{"0":1,"1":5,"2":5}}')
+    orders["orders", 0].maybe_increment_log_start_offset(3)
+    with pytest.raises(Exception, match=r"LOGSTORE_DATA_LOSS: orders-0: offsets \[1, 3\) are gone"):
+        stream.run()
+    stream.options["failOnDataLoss"] = "false"
+    stream.run()
+    assert stream.rows == [(0, 3), (0, 4)]
+
+
+WRITER = """
+import select, sys, logstore
+with logstore.open_store(sys.argv[1]) as store:
+    print("ready", flush=True)
+    count = 0
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
+        for log in store["orders"].logs():
+            log.extend([b"value"] * 10)
+        count += 10
+    sys.stdin.readline()
+    print(count, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_log_that_another_process_writes(spark, tmp_path):
+    """Every record once, in order, while its writer holds the store and goes on."""
+    path = tmp_path / "store"
+    with logstore.open_store(path) as store:
+        store.create_topic("orders", partitions=3)
+    command = [sys.executable, "-c", WRITER, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, **pipes) as writer:
+        try:
+            assert writer.stdout.readline() == "ready\n"
+            with logstore.open_store(path, mode="r") as store:
+                stream = Stream(spark, store, tmp_path, startingOffsets="earliest")
+                query = stream.start(processingTime="0 seconds")
+                try:
+                    wait_until(lambda: len(stream.batches) > 2)
+                    writer.stdin.write("enough\n")
+                    count = int(writer.stdout.readline())
+                    query.processAllAvailable()
+                finally:
+                    query.stop()
+                assert stream.rows == spread(*[(0, count)] * 3)
+                assert load(spark, store).count() == 3 * count
+        finally:
+            writer.stdin.close()
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
