@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from logstore.extras import import_extra
+from logstore.files import REAL_FILES
 from logstore.spark.formats.avro_format import AvroFormat
 from logstore.spark.formats.json_format import JsonFormat
 from logstore.spark.formats.protobuf_format import ProtobufFormat
@@ -228,5 +229,4 @@ def _arrow_type(schema: Any) -> Any:
 def _bytes_of(descriptors: bytes | str | os.PathLike[str]) -> bytes:
     if isinstance(descriptors, bytes):
         return descriptors
-    with open(descriptors, "rb") as file:
-        return file.read()
+    return REAL_FILES.read_file(os.fspath(descriptors))
