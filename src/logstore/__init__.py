@@ -91,6 +91,7 @@ from logstore.reader import RecordIterator
 from logstore.record import RecordBatch, TimestampType
 from logstore.reporting import Report
 from logstore.segment import TimestampAndOffset
+from logstore.snapshot import Snapshot
 from logstore.store import LogStore, open_store
 from logstore.store_config import StoreConfig
 from logstore.topic import Topic
@@ -162,6 +163,7 @@ __all__ = [
     "SegmentOffsetOverflowError",
     "SinkVersionError",
     "SkippedRange",
+    "Snapshot",
     "StagedBatchesError",
     "Start",
     "StorageError",

@@ -97,6 +97,7 @@ class IndexFile:
         "_is_fresh",
         "_is_open",
         "_is_open_to_flush",
+        "_is_own",
         "_last",
         "_lock",
         "_shown_count",
@@ -130,6 +131,7 @@ class IndexFile:
         self._is_open_to_flush = False
         self._is_closed = False
         self._is_dirty = False
+        self._is_own = False  # The open file has no other name; only sealed segments get any.
         self._is_fresh = is_fresh
         self._file_bytes = 0
         self._entry_count = 0
@@ -213,6 +215,7 @@ class IndexFile:
     def _release_handle(self) -> None:
         """Close the descriptor; the next need opens the file again."""
         handle, self._handle = self._handle, None
+        self._is_own = False  # While nobody writes here the file may be linked elsewhere.
         if handle is not None:
             handle.close()
 
@@ -353,6 +356,7 @@ class IndexFile:
         with self._lock:
             count = self.entry_count + len(entries) // self.ENTRY_BYTES
             assert count <= self.max_entries
+            self.unshare()
             with self.handle.lease() as fd:
                 self._files.pwrite(fd, entries, self._entry_count * self.ENTRY_BYTES)
             self._set_entry_count(count)
@@ -412,9 +416,13 @@ class IndexFile:
             removed_count = self._entry_count - (slot + 1)
             if removed_count > 0:
                 self._set_entry_count(slot + 1)
-                zeros = bytes(removed_count * self.ENTRY_BYTES)
-                with contextlib.suppress(StorageError), self.handle.lease() as fd:
-                    self._files.pwrite(fd, zeros, (slot + 1) * self.ENTRY_BYTES)
+                with contextlib.suppress(StorageError):
+                    self._write_zeros(slot + 1, removed_count)
+
+    def _write_zeros(self, slot: int, count: int) -> None:
+        self.unshare()
+        with self.handle.lease() as fd:
+            self._files.pwrite(fd, bytes(count * self.ENTRY_BYTES), slot * self.ENTRY_BYTES)
 
     def _slot_of_offset(self, view: View, relative_offset: int) -> int:
         """Return the slot of the last entry with an offset at or below this one, or -1."""
@@ -440,10 +448,9 @@ class IndexFile:
             handle = self.handle
             with handle.lease() as fd:
                 shown_bytes = self._shown_count * self.ENTRY_BYTES
-                if size < self._file_bytes and (
-                    size < shown_bytes or self._files.link_count(fd) > 1
-                ):
+                if size < min(self._file_bytes, shown_bytes) or self._files.link_count(fd) > 1:
                     self._handle = self._replacement(fd, size)
+                    self._is_own = True
                     self._shown_count = 0
                 else:
                     self._files.ftruncate(fd, size)
@@ -456,6 +463,27 @@ class IndexFile:
             if handle is not self._handle:
                 handle.close()
             return True
+
+    def unshare(self) -> None:
+        """
+        Have a file of its own before it is changed in place: a snapshot may have the same one.
+
+        Raises:
+            StorageError: The index is as before.
+        """
+        with self._lock:
+            handle = self.handle
+            if self._is_own:
+                return
+            with handle.lease() as fd:
+                if self._files.link_count(fd) > 1:
+                    self._handle = self._replacement(fd, self._file_bytes)
+                    self._shown_count = 0
+                    self._view = None  # Readers at work keep the old one.
+                    self._is_dirty = True
+            self._is_own = True
+            if handle is not self._handle:
+                handle.close()
 
     def _replacement(self, fd: int, size: int) -> FileHandle:
         """Put the entries that stay into a new file of ``size`` bytes under the same name."""

@@ -92,7 +92,7 @@ class ProducerIdManager:
         ]
         if not paths:
             raise StorageError("no directory is left that could keep producer ids")
-        ends = [self._read_block_end(path) for path in paths if self._files.exists(path)]
+        ends = [_read_block_end(path, self._files) for path in paths if self._files.exists(path)]
         if self._end or ends:
             start = max([self._end, *(end + 1 for end in ends)])
         else:
@@ -109,17 +109,18 @@ class ProducerIdManager:
         self._next = start
         self._end = start + BLOCK_SIZE
 
-    def _read_block_end(self, path: str) -> int:
-        try:
-            block = json.loads(self._files.read_file(path))
-            if block["version"] != _VERSION:
-                raise _corrupt(path, f"version {block['version']!r} is unknown")
-            end = int(block["block_end"])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise _corrupt(path, f"{type(error).__name__}: {error}") from None
-        if not 0 <= end <= _INT64_MAX - BLOCK_SIZE:
-            raise _corrupt(path, f"the block's end {end} is out of range")
-        return end
+
+def _read_block_end(path: str, files: Files) -> int:
+    try:
+        block = json.loads(files.read_file(path))
+        if block["version"] != _VERSION:
+            raise _corrupt(path, f"version {block['version']!r} is unknown")
+        end = int(block["block_end"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _corrupt(path, f"{type(error).__name__}: {error}") from None
+    if not 0 <= end <= _INT64_MAX - BLOCK_SIZE:
+        raise _corrupt(path, f"the block's end {end} is out of range")
+    return end
 
 
 def _corrupt(path: str, reason: str) -> CorruptCheckpointError:
@@ -128,3 +129,21 @@ def _corrupt(path: str, reason: str) -> CorruptCheckpointError:
         " producer id in use",
         path=path,
     )
+
+
+def latest_block(
+    directories: Iterable[Path], files: Files = REAL_FILES
+) -> tuple[str, bytes] | None:
+    """
+    Return the name and the contents of the newest block's file, for a copy of a store.
+
+    Raises:
+        CorruptCheckpointError: A file is no block.
+        StorageError: It cannot be read.
+    """
+    paths = [os.path.join(directory, PRODUCER_ID_BLOCK_FILE) for directory in directories]
+    found = [path for path in paths if files.exists(path)]
+    if not found:
+        return None
+    newest = max(found, key=lambda path: _read_block_end(path, files))
+    return PRODUCER_ID_BLOCK_FILE, files.read_file(newest)

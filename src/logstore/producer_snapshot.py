@@ -303,6 +303,8 @@ def write_snapshot(
 
 def write_snapshot_bytes(path: Path, data: bytes, *, sync: bool, files: Files) -> None:
     """Write the contents of a snapshot file as :func:`write_snapshot` does."""
+    if files.exists(path) and files.is_shared(path):
+        files.unlink(path)  # A snapshot of the store has the same file.
     # Truncating: a shorter one over a longer one would leave a tail (spec 2.8).
     fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:

@@ -178,6 +178,9 @@ class LogSegment(ReadableSegment):
         assert self._writer is None
         self._change_count += 1
         offset_index, time_index = self.offset_index, self.time_index
+        self._unshare(self._size_bytes)
+        offset_index.unshare()
+        time_index.unshare()
         largest = self.max_timestamp_and_offset_so_far()
         last = time_index.last_entry
         next_offset = writer.log_end_offset

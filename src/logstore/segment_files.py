@@ -418,8 +418,24 @@ class SegmentFiles:
     def _trim(self, size_bytes: int) -> None:
         """Cut what was preallocated behind ``size_bytes``, or left there by a failed append."""
         with self.handle.lease() as fd:
-            if self._files.size(fd) > size_bytes:
+            if self._files.size(fd) <= size_bytes:
+                return
+            if self._files.link_count(fd) < 2:
                 self._files.ftruncate(fd, size_bytes)
+                return
+        self._cut(size_bytes, in_place=False)
+
+    def _unshare(self, size_bytes: int) -> None:
+        """
+        Have a ``.log`` file of its own before it is appended to: a snapshot may have the same one.
+
+        Raises:
+            DiskFullError: There is no space for a copy.
+        """
+        with self.handle.lease() as fd:
+            is_shared = self._files.link_count(fd) > 1
+        if is_shared:
+            self._cut(size_bytes, in_place=False)
 
     def _cut(self, size_bytes: int, *, in_place: bool) -> None:
         """

@@ -260,7 +260,7 @@ class TransactionIndex:
         with self._lock:
             handle = self._open_to_write(create=True)
             assert handle is not None
-            with handle.lease() as fd:
+            with self._own(handle).lease() as fd:
                 self._files.pwrite(fd, txn.encode(), self._size_bytes)
             self._size_bytes += ENTRY_BYTES
             self._last_offset = txn.last_offset
@@ -304,10 +304,20 @@ class TransactionIndex:
     def _cut(self, size_bytes: int) -> None:
         handle = self._handle
         assert handle is not None
-        with handle.lease() as fd:
+        with self._own(handle).lease() as fd:
             self._files.ftruncate(fd, size_bytes)
         self._size_bytes = size_bytes
         self._is_dirty = True
+
+    def _own(self, handle: FileHandle) -> FileHandle:
+        """Return a file that is nobody else's, to be changed in place: a snapshot may have it."""
+        with handle.lease() as fd:
+            if self._files.link_count(fd) < 2:
+                return handle
+            self._files.replace_file(self.path, self._files.pread(fd, self._size_bytes, 0))
+        self._handle = FileHandle(self._files, self.path, os.O_RDWR)
+        handle.close()
+        return self._handle
 
     def mark_unsynced(self) -> None:
         """Have the next flush make the file durable: it is not known whether it is."""
