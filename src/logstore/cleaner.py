@@ -179,7 +179,7 @@ class Cleaner:
         Source: Kafka ``Cleaner.buildOffsetMap``; spec 7.2.
         """
         offset_map = self.offset_map
-        offset_map.clear()
+        offset_map.clear(start, end)
         dirty = log.segments_between(start, end)
         transactions = CleanedTransactionMetadata()
         transactions.add_aborted_transactions(log.collect_aborted_transactions(start, end))
@@ -316,12 +316,12 @@ class Cleaner:
 
         def take(data: memoryview) -> int:
             at = self._filter(data, batch_filter, output, cleaning.stats)
-            output.flush()
             if self._on_progress is not None:
                 self._on_progress(cleaning.stats.bytes_read, cleaning.total_bytes)
             return at
 
         self._read_through(cleaning.log, segment, 0, take)
+        output.flush()  # Whatever the segment's offsets do to the new one, they do it now.
 
     @staticmethod
     def _filter(

@@ -1,16 +1,18 @@
 """
 The offset map: the last offset of each key in the dirty part of a log, in bounded memory.
 
-24 bytes a key: 16 bytes of hash, 8 of offset, as in Kafka, so that the same memory holds the same
-number of keys: ``memory // 24`` slots, of which a share, the load factor, is filled. A full map
-ends the dirty part of a round; the next round goes on behind it.
+24 bytes a key, as in Kafka, so that the same memory holds the same number of keys: ``memory // 24``
+slots, of which a share, the load factor, is filled. A full map ends the dirty part of a round; the
+next round goes on behind it. Of the 24 bytes 16 are the slot: 88 bits of hash, 40 of offset. The
+others note which offsets are superseded, 64 offsets a slot, so that copying what stays of the dirty
+part looks no key up.
 
 Keys are compared by their hashes alone: two keys with one hash would be taken for one, and the
 older record lost. Kafka's hash is MD5, for which anybody can make two such keys. Here it is
 SipHash-2-4 with 128 bits under a secret that is drawn for each map: who chooses the keys does not
-know the hashes, and what remains is chance. With n keys it is below n² / 2^129; the 89 million keys
-of the largest map that Kafka allows (2 GiB) give 10^-23 a round. Kafka's odds without an attacker
-are the same; nothing of the map is ever stored. (docs/decisions/0060.)
+know the hashes, and what remains is chance: the bits that are kept, and those that lead to the
+slot, give 10^-18 for a round over 10^8 records. Nothing of the map is ever stored.
+(docs/decisions/0060.)
 
 Source: Kafka ``SkimpyOffsetMap``; spec 7.2.
 """
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from logstore._native import Buffer
 
 LOAD_FACTOR: Final = 0.9
-BYTES_PER_ENTRY: Final = OFFSET_MAP_ENTRY_BYTES
-assert BYTES_PER_ENTRY == 24  # Kafka's: MD5's 16 bytes and the offset.
+BYTES_PER_ENTRY: Final = 24  # Kafka's: MD5's 16 bytes and the offset.
+assert OFFSET_MAP_ENTRY_BYTES <= BYTES_PER_ENTRY
 
 
 class OffsetMap(NativeOffsetMap):
@@ -59,7 +61,12 @@ class OffsetMap(NativeOffsetMap):
             )
         if not load_factor <= 1:
             raise ValueError(f"load factor {load_factor} is above 1")
-        super().__init__(slots, int(slots * load_factor), os.urandom(16))
+        super().__init__(
+            slots,
+            int(slots * load_factor),
+            os.urandom(16),
+            superseded_max=slots * (BYTES_PER_ENTRY - OFFSET_MAP_ENTRY_BYTES) * 8,
+        )
 
     def put(self, key: Buffer, offset: int) -> bool:
         """

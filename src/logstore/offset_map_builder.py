@@ -114,7 +114,7 @@ class OffsetMapBuilder:
             if record.key is None:
                 self._stats.map_null_keys += record.offset >= self._start_offset
             elif record.offset >= self._start_offset:
-                if self._map.size >= self._map.entries_max:
+                if not self._map.has_room(record.offset):
                     return False
                 self._map.put(record.key, record.offset)
             self._stats.map_messages_read += 1

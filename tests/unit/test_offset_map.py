@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
-from logstore._native import CLEAN_END, CLEAN_FULL, CLEAN_INVALID, siphash128
+from logstore._native import (
+    CLEAN_END,
+    CLEAN_FULL,
+    CLEAN_INVALID,
+    OFFSET_MAP_ENTRY_BYTES,
+    RecordFilter,
+    siphash128,
+)
 from logstore.offset_map import BYTES_PER_ENTRY, OffsetMap
 from logstore.record import encode_batch
+from logstore.timestamp_type import TimestampType
 
 SECRET = bytes(range(16))
+REACH = 2**40 - 1
 
 
 class TestHash:
@@ -114,3 +125,111 @@ class TestBatches:
         data[-3] ^= 1
 
         assert CLEAN_INVALID == OffsetMap(2400).map_batches(data, 0).stop
+
+    @pytest.mark.parametrize("count", [1, 7, 8, 9, 31, 33, 200])
+    def test_many_keys_are_hashed_as_one(self, count):
+        """Keys of any sizes side by side, some missing, are found again one by one."""
+        random = Random(count)
+        sizes = [random.choice([0, 1, 7, 8, 9, 15, 16, 17, 40, 300, None]) for _ in range(count)]
+        keys = [None if size is None else random.randbytes(size) for size in sizes]
+        offset_map = OffsetMap(10_000)
+        offset_map.map_batches(self.batch(keys), 0)
+
+        last = {key: offset for offset, key in enumerate(keys)}
+        for key, offset in last.items():
+            if key is not None:
+                assert offset == offset_map.get(key)
+        assert len(last) - (None in last) == len(offset_map)
+
+    def test_memory(self):
+        """Slots, and what is noted of offsets, take what Kafka's slots of 24 bytes do."""
+        offset_map = OffsetMap(24_000)
+        offset_map.clear(0, 2**62)
+
+        assert 1000 == offset_map.slots
+        assert 24_000 == offset_map.slots * OFFSET_MAP_ENTRY_BYTES + offset_map.noted_offsets // 8
+
+    def test_offsets_out_of_reach(self):
+        """One that is 2^40 above the base is for the next round, if there was anything in this."""
+        far = REACH + 5
+        offset_map = OffsetMap(2400)
+        data = self.batch([b"a", b"b"], 5) + self.batch([b"c"], far)
+        mapped = offset_map.map_batches(data, 0)
+        assert (CLEAN_FULL, 6) == (mapped.stop, offset_map.latest_offset)
+
+        offset_map.clear(7)
+        assert CLEAN_END == offset_map.map_batches(self.batch([b"c", b"a"], 2 * far), 7).stop
+        assert (2 * far, 2 * far + 1) == (offset_map.get(b"c"), offset_map.get(b"a"))
+        assert not offset_map.has_room(2 * far + REACH)
+        assert offset_map.has_room(2 * far + REACH - 1)
+
+
+class TestSuperseded:
+    """What the map notes of offsets says the same as a second look at the keys."""
+
+    def clean(self, data, *, noted, start_offset=0, memory=24_000, now_ms=0):
+        """Return what was cleaned, and the bytes that stay."""
+        offset_map = OffsetMap(memory)
+        offset_map.clear(start_offset, start_offset + noted)
+        offset_map.map_batches(data, start_offset)
+        keep = RecordFilter(offset_map, now_ms=now_ms, delete_horizon=99, kept_ends=[])
+        out = bytearray(2 * len(data) + 1000)
+        cleaned = keep.clean_batches(data, out)
+        return cleaned, bytes(out[: cleaned.bytes_written])
+
+    def log(self, random, *, nulls=False):
+        """Batches of all kinds, with gaps, of which some were cleaned before."""
+        data, offset = b"", 0
+        keys = [b"a", b"bb", b"c" * 20, b"d" * 8, *([None] if nulls else [])]
+        for _ in range(12):
+            rows = []
+            for delta in sorted(random.sample(range(20), random.randint(1, 8))):
+                value = random.choice([b"v", b"v" * 200, None])
+                timestamp = random.randint(1, 9)
+                rows.append((offset + delta, timestamp, random.choice(keys), value, ()))
+            data += encode_batch(
+                rows,
+                base_offset=offset,
+                last_offset=random.randint(rows[-1][0], offset + 25),
+                timestamp_type=random.choice(
+                    [TimestampType.CREATE_TIME, TimestampType.LOG_APPEND_TIME]
+                ),
+                log_append_time=7,
+                delete_horizon=random.choice([-1, 5]),
+            )
+            offset += random.randint(26, 40)
+        return data
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_says_what_the_keys_say(self, seed):
+        """Whether all of the log was noted, the first of it, or nothing; all of it dirty or not."""
+        random = Random(seed)
+        data = self.log(random)
+        for start_offset in (0, random.randrange(400)):
+            for memory in (24_000, 96):  # And where the map is full soon.
+                arguments = {"start_offset": start_offset, "memory": memory, "now_ms": seed % 10}
+                expected = self.clean(data, noted=0, **arguments)
+                if (start_offset, memory) == (0, 24_000):
+                    assert expected[0].records_retained < expected[0].records_read
+                for noted in (1000, random.randrange(400)):
+                    assert expected == self.clean(data, noted=noted, **arguments)
+
+    def test_records_without_a_key_are_counted(self):
+        """They go, and nothing that was noted would say that they had none."""
+        data = self.log(Random(1), nulls=True)
+        cleaned, kept = self.clean(data, noted=1000)
+
+        assert cleaned.records_invalid > 0
+        assert (cleaned, kept) == self.clean(data, noted=0)
+
+    def test_offsets_that_do_not_ascend_are_not_noted(self):
+        """A record is superseded by a greater offset, not by one that is read later."""
+        data = b"".join(
+            encode_batch([(offset, 0, b"a", b"v", ())], base_offset=offset) for offset in (7, 3, 8)
+        )
+        offset_map = OffsetMap(2400)
+        offset_map.clear(0, 100)
+        offset_map.map_batches(data, 0)
+
+        assert 0 == offset_map.noted_offsets
+        assert self.clean(data, noted=0) == self.clean(data, noted=100)

@@ -81,11 +81,14 @@ class NativeOffsetMap:
         slots: How many entries there is room for.
         entries_max: How many a walk puts in at most.
         secret: Of the hash, 16 bytes.
+        superseded_max: Of how many offsets it is noted at most whether they are superseded.
     """
 
-    __slots__ = ("_entries", "_struct")
+    __slots__ = ("_entries", "_struct", "_superseded", "_superseded_max")
 
-    def __init__(self, slots: int, entries_max: int, secret: bytes) -> None:
+    def __init__(
+        self, slots: int, entries_max: int, secret: bytes, superseded_max: int = 0
+    ) -> None:
         assert 0 < entries_max <= slots
         assert len(secret) == SECRET_BYTES
         self._struct = ffi.new("struct ls_offset_map *")
@@ -93,20 +96,34 @@ class NativeOffsetMap:
         self._struct.entries_max = entries_max
         words = np.frombuffer(secret, np.uint64)
         self._struct.secret[0], self._struct.secret[1] = int(words[0]), int(words[1])
+        self._superseded_max = superseded_max
         self._entries: npt.NDArray[np.uint64] | None = None
+        self._superseded: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self.clear()
 
-    def clear(self) -> None:
-        """Forget everything; memory is only taken for slots that are used again."""
+    def clear(self, start_offset: int = 0, end_offset: int = 0) -> None:
+        """
+        Forget everything; memory is only taken for slots that are used again.
+
+        Args:
+            start_offset: No lower one is put.
+            end_offset: Up to there it is noted which offsets are superseded, as far as memory goes.
+        """
+        assert start_offset >= 0
         struct = self._struct
         if struct.entry_count > 0 or self._entries is None:
             self._entries = None  # Before the new memory is there: never both.
             self._entries = np.zeros(
                 int(struct.slot_count) * OFFSET_MAP_ENTRY_BYTES // 8, np.uint64
             )
+        words = max(0, min(end_offset - start_offset + 63, self._superseded_max)) // 64
+        self._superseded = np.zeros(words, np.uint64)
         struct.entries = _address(self._entries)
         struct.entry_count = 0
+        struct.base_offset = start_offset
         struct.latest_offset = -1
+        struct.superseded = _address(self._superseded)
+        struct.superseded_count = 64 * words
 
     @property
     def slots(self) -> int:
@@ -128,12 +145,21 @@ class NativeOffsetMap:
         """The offset up to which everything is in the map; -1: nothing."""
         return int(self._struct.latest_offset)
 
+    @property
+    def noted_offsets(self) -> int:
+        """Of how many offsets it is noted whether they are superseded; 0: of none any more."""
+        return int(self._struct.superseded_count)
+
     def update_latest_offset(self, offset: int) -> None:
         """Say that everything up to an offset was looked at."""
         self._struct.latest_offset = offset
 
+    def has_room(self, offset: int) -> bool:
+        """Whether a walk would put one more key, at this offset."""
+        return bool(lib.ls_offset_map_has_room(self._struct, offset))
+
     def put(self, key: Buffer, offset: int) -> bool:
-        """Put an offset in place of the one that is there; False: there is no slot left."""
+        """Put an offset in place of the one that is there; False: there is no slot for it."""
         view = ffi.from_buffer(key)
         address = ffi.cast(_UINTPTR, view)
         return bool(lib.ls_offset_map_put(self._struct, address, len(view), offset) == 0)
@@ -206,7 +232,7 @@ class RecordFilter:
     Source: Kafka ``MemoryRecords.RecordFilter``.
     """
 
-    __slots__ = ("_kept_ends", "_marks", "_struct", "offset_map")
+    __slots__ = ("_kept_ends", "_runs", "_struct", "offset_map")
 
     def __init__(
         self,
@@ -217,7 +243,7 @@ class RecordFilter:
         kept_ends: list[int],
     ) -> None:
         self.offset_map = offset_map
-        self._marks: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._runs: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._kept_ends = np.array(sorted(kept_ends), np.int64)
         self._struct = ffi.new("struct ls_cleaning *")
         self._struct.now_ms = now_ms
@@ -225,11 +251,11 @@ class RecordFilter:
         self._struct.kept_ends = _address(self._kept_ends)
         self._struct.kept_end_count = len(self._kept_ends)
 
-    def _marks_for(self, size: int) -> npt.NDArray[np.uint8]:
+    def _runs_for(self, size: int) -> npt.NDArray[np.int64]:
         """Return scratch memory for the records of so many bytes: one takes 7 or more."""
-        if len(self._marks) < size // 7 + 1:
-            self._marks = np.empty(size // 7 + 1, np.uint8)
-        return self._marks
+        if len(self._runs) < size // 14 + 1:
+            self._runs = np.empty(size // 14 + 1, np.int64)
+        return self._runs
 
     def clean_batches(
         self,
@@ -242,7 +268,7 @@ class RecordFilter:
         """Copy what stays of uncompressed batches to ``out``; see ``ls_clean_batches``."""
         view = ffi.from_buffer(data)
         out_view = ffi.from_buffer(out, require_writable=True)
-        marks = self._marks_for(len(view))
+        runs = self._runs_for(len(view))
         cleaned = ffi.new("struct ls_cleaned *")
         lib.ls_clean_batches(
             self.offset_map._struct,
@@ -253,8 +279,8 @@ class RecordFilter:
             batches_max,
             ffi.cast(_UINTPTR, out_view),
             len(out_view),
-            _address(marks),
-            len(marks),
+            _address(runs),
+            len(runs),
             cleaned,
         )
         return _cleaned(cleaned)
@@ -269,7 +295,7 @@ class RecordFilter:
         """
         view = ffi.from_buffer(section)
         header_view = ffi.from_buffer(header)
-        marks = self._marks_for(len(view))
+        runs = self._runs_for(len(view))
         room = len(view) + 14 * max(0, min(record_count, len(view) // 7))
         out = bytearray(room)
         cleaned = ffi.new("struct ls_cleaned *")
@@ -281,8 +307,8 @@ class RecordFilter:
             len(view),
             _address(out),
             room,
-            _address(marks),
-            len(marks),
+            _address(runs),
+            len(runs),
             cleaned,
         )
         return _cleaned(cleaned), memoryview(out)[: cleaned.bytes_written]

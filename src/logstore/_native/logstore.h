@@ -322,21 +322,34 @@ int64_t ls_group_partitions(uintptr_t partition_numbers, int64_t count, int32_t 
 /* ---- kernels: compaction (ls_offset_map.c, ls_clean.c) -------------------------------------- */
 /*
  * The last offset of each key, as hashes: open addressing over the caller's memory, which is all
- * zeros at first. An entry is 24 bytes: 16 of SipHash-2-4-128 of the key, and the offset + 1.
+ * zeros at first. A slot has 88 bits of SipHash-2-4-128 of the key, beside those that say where it
+ * is, and 40 bits of offset, counted from base_offset.
+ *
+ * While offsets ascend and every record has a key, the map also notes which offsets are superseded,
+ * as far as there is memory for it: what a key's later record makes go needs no second look-up.
  */
-enum { LS_OFFSET_MAP_ENTRY_BYTES = 24 };
+enum { LS_OFFSET_MAP_ENTRY_BYTES = 16 };
 struct ls_offset_map {
-    uintptr_t entries;     /* slot_count * LS_OFFSET_MAP_ENTRY_BYTES */
-    int64_t slot_count;    /* > 0 */
-    int64_t entry_count;   /* keys in the map */
-    int64_t entries_max;   /* ls_map_batches stops at this many; <= slot_count */
-    int64_t latest_offset; /* the greatest offset put or seen; -1 */
-    uint64_t secret[2];    /* of the hash */
+    uintptr_t entries;        /* slot_count * LS_OFFSET_MAP_ENTRY_BYTES */
+    int64_t slot_count;       /* > 0 */
+    int64_t entry_count;      /* keys in the map */
+    int64_t entries_max;      /* ls_map_batches stops at this many; <= slot_count */
+    int64_t base_offset;      /* none below is put; moved up as long as the map is empty */
+    int64_t latest_offset;    /* the greatest offset put or seen; -1 */
+    uintptr_t superseded;     /* a bit for each offset from base_offset on, in words of 64 */
+    int64_t superseded_count; /* bits there; 0: nothing is known */
+    uint64_t secret[2];       /* of the hash */
 };
+
+/* Whether one more key may be put at this offset; it may be the first and far above the base. */
+int64_t ls_offset_map_has_room(struct ls_offset_map *map, int64_t offset);
 
 /* SipHash-2-4 with 128 bits of `size` bytes. */
 void ls_siphash128(const uint64_t *secret, uintptr_t bytes, int64_t size, uint64_t *hash);
-/* Put one key; LS_E_NO_ROOM: there is no slot left. An offset that is there is replaced. */
+/*
+ * Put one key; LS_E_NO_ROOM: there is no slot left, or the offset is out of reach. An offset that is
+ * there is replaced.
+ */
 int64_t ls_offset_map_put(struct ls_offset_map *map, uintptr_t key, int64_t size, int64_t offset);
 /* The last offset put for a key, or -1. */
 int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_t size);
@@ -348,7 +361,7 @@ enum ls_clean_stop {
     LS_CLEAN_INVALID = 2, /* bad magic, length or CRC-32C; a record breaks the format */
     LS_CLEAN_LEGACY = 3,  /* magic 0 or 1 */
     LS_CLEAN_SPECIAL = 4, /* compressed, control, or transactional: Python decides */
-    LS_CLEAN_FULL = 5,    /* the map has entries_max keys; or the output, or the marks, no room */
+    LS_CLEAN_FULL = 5,    /* the map has entries_max keys; or the output, or the runs, no room */
     LS_CLEAN_TAKEN = 6    /* batches_max batches were taken */
 };
 enum ls_clean_flag { LS_CLEAN_TRANSACTIONAL = 1 /* transactional batches are nothing special */ };
@@ -371,6 +384,12 @@ void ls_map_batches(struct ls_offset_map *map, uintptr_t bytes, int64_t size, in
 void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,
                     int32_t record_count, int64_t base_offset, int64_t start_offset,
                     struct ls_mapped *mapped);
+
+/* Neighbours that stay, by positions in their section. */
+struct ls_run {
+    int32_t begin;
+    int32_t end;
+};
 
 /* What decides about the records of a batch. */
 struct ls_cleaning {
@@ -398,13 +417,14 @@ struct ls_cleaned {
 
 /*
  * Copy what a round retains of uncompressed v2 batches to `out`: whole batches if nothing is
- * dropped, else new ones with the records that stay. `marks` is scratch memory, a byte a record.
+ * dropped, else new ones with the records that stay. `runs` is scratch memory for half as many as
+ * a batch has records, and one.
  * Room in `out` for a batch and 14 bytes more per record always suffices for it.
  * Source: Kafka Cleaner, MemoryRecords.filterTo; spec 7.4.
  */
 void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
                       uintptr_t bytes, int64_t size, int32_t flags, int64_t batches_max,
-                      uintptr_t out, int64_t out_size, uintptr_t marks, int64_t marks_size,
+                      uintptr_t out, int64_t out_size, uintptr_t runs, int64_t runs_max,
                       struct ls_cleaned *cleaned);
 /*
  * The same for one plain records section of the batch whose 61 header bytes are at `header`; what
@@ -412,7 +432,7 @@ void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning 
  */
 void ls_clean_section(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
                       uintptr_t header, uintptr_t section, int64_t size, uintptr_t out,
-                      int64_t out_size, uintptr_t marks, int64_t marks_size,
+                      int64_t out_size, uintptr_t runs, int64_t runs_max,
                       struct ls_cleaned *cleaned);
 
 /* ---- kernels: scan (ls_scan.c) -------------------------------------------------------------- */

@@ -5,19 +5,16 @@
 #include "ls_offset_map.h"
 #include "ls_open_batch.h"
 
-enum {
-    MARK_DROPPED = 0,
-    MARK_RETAINED = 1,
-    /* What a record may grow by: a timestamp delta of 10 bytes for 1, a size of 5 for 1. */
-    RECORD_GROWTH_MAX = 14
-};
+/* What a record may grow by: a timestamp delta of 10 bytes for 1, a size of 5 for 1. */
+enum { RECORD_GROWTH_MAX = 14 };
 
 /* One batch between its reading and its writing. */
 struct filtering {
     const struct ls_offset_map *map;
     const struct ls_cleaning *cleaning;
     struct ls_open_batch batch;
-    const uint8_t *marks; /* of each record */
+    struct ls_run *runs; /* of records that stay, ascending */
+    int32_t run_count;
     int32_t retained_count;
     int32_t invalid_count;
     bool has_tombstones;     /* among those that stay */
@@ -32,47 +29,123 @@ static int64_t timestamp_of(const struct ls_open_batch *batch, int64_t delta) {
     return ls_wrapping_add(batch->base_timestamp, delta);
 }
 
+/* Whether tombstones stay, as far as their batch says so. */
+static bool retains_tombstones(const struct filtering *filtering) {
+    return !(filtering->batch.attributes & LS_DELETE_HORIZON_BIT) ||
+           filtering->cleaning->now_ms < filtering->batch.base_timestamp;
+}
+
+/* Count the record at [begin, end) among those that stay. */
+LS_INLINE void retain(struct filtering *filtering, const uint8_t *begin, const uint8_t *end,
+                      int64_t timestamp_delta, bool has_value) {
+    int64_t timestamp = timestamp_of(&filtering->batch, timestamp_delta);
+    if (filtering->retained_count == 0) filtering->first_timestamp = timestamp;
+    if (timestamp > filtering->max_timestamp) filtering->max_timestamp = timestamp;
+    if (!has_value) filtering->has_tombstones = true;
+    filtering->retained_count += 1;
+
+    const uint8_t *records = filtering->batch.records;
+    int32_t begin_at = (int32_t)(begin - records);
+    struct ls_run *last = filtering->runs + filtering->run_count - 1;
+    if (filtering->run_count > 0 && last->end == begin_at) {
+        last->end = (int32_t)(end - records);
+    } else {
+        filtering->runs[filtering->run_count++] =
+            (struct ls_run){.begin = begin_at, .end = (int32_t)(end - records)};
+    }
+}
+
+static void begin_choice(struct filtering *filtering) {
+    filtering->run_count = 0;
+    filtering->retained_count = 0;
+    filtering->invalid_count = 0;
+    filtering->has_tombstones = false;
+    filtering->max_timestamp = -1;
+}
+
 /* Source: Kafka Cleaner.shouldRetainRecord. */
-LS_INLINE bool retains(const struct filtering *filtering, const struct ls_ahead *record,
-                       bool retains_tombstones, int32_t *invalid_count) {
-    int64_t offset = ls_wrapping_add(filtering->batch.base_offset, record->offset_delta);
-    if (offset > filtering->map->latest_offset) return true;
-    if (!record->has_key) {
-        *invalid_count += 1;
+LS_INLINE bool retains(struct filtering *filtering, const struct ls_ahead *ahead, int32_t index,
+                       bool keeps_tombstones) {
+    const struct ls_offset_map *map = filtering->map;
+    int64_t offset = ls_wrapping_add(filtering->batch.base_offset, ahead->offset_deltas[index]);
+    if (offset > map->latest_offset) return true;
+    if (ahead->keys.sizes[index] < 0) {
+        filtering->invalid_count += 1;
         return false;
     }
-    if (!record->has_value && !retains_tombstones) return false;
-    return offset >= ls_map_get(filtering->map, record->hash);
+    if (!ahead->have_value[index] && !keeps_tombstones) return false;
+    return offset >= ls_map_get(map, ahead->keys.hash0[index], ahead->keys.hash1[index]);
+}
+
+/* Decide about each record by its key. False: one breaks the format. */
+static bool choose_by_key(struct filtering *filtering) {
+    const struct ls_open_batch *batch = &filtering->batch;
+    bool keeps_tombstones = retains_tombstones(filtering);
+    struct ls_ahead blocks[2];
+    struct ls_ahead *block = &blocks[0];
+    struct ls_ahead *next = &blocks[1];
+    const uint8_t *at = batch->records;
+    int32_t remaining = batch->record_count;
+    bool is_sound = ls_look_ahead(filtering->map, at, batch->end, remaining, block);
+    while (is_sound && block->count > 0) {
+        at = block->begins[block->count];
+        remaining -= block->count;
+        is_sound = ls_look_ahead(filtering->map, at, batch->end, remaining, next);
+        for (int32_t index = 0; index < block->count; ++index)
+            if (retains(filtering, block, index, keeps_tombstones))
+                retain(filtering, block->begins[index], block->begins[index + 1],
+                       block->timestamp_deltas[index], block->have_value[index]);
+        struct ls_ahead *done = block;
+        block = next;
+        next = done;
+    }
+    return is_sound && at == batch->end;
+}
+
+/* Whether the map has noted which of the batch's offsets are superseded. */
+static bool is_noted(const struct ls_offset_map *map, const struct ls_open_batch *batch) {
+    return batch->base_offset >= map->base_offset &&
+           batch->base_offset - map->base_offset < map->superseded_count - batch->last_offset_delta;
+}
+
+/*
+ * Decide about each record by what the map noted of its offset: all of them were looked at when it
+ * was built, or are above its end. False: it cannot be said of one.
+ */
+static bool choose_by_offset(struct filtering *filtering) {
+    const struct ls_offset_map *map = filtering->map;
+    const struct ls_open_batch *batch = &filtering->batch;
+    bool keeps_tombstones = retains_tombstones(filtering);
+    int64_t first = batch->base_offset - map->base_offset;
+    int64_t tombstones_from = map->latest_offset - batch->base_offset;
+    const uint8_t *at = batch->records;
+    for (int32_t index = 0; index < batch->record_count; ++index) {
+        struct ls_record record;
+        const uint8_t *begin = at;
+        at = ls_parse_record(begin, batch->end, &record);
+        if (at == NULL) return false;
+        int32_t delta = record.offset_delta;
+        if (delta < 0 || delta > batch->last_offset_delta) return false;
+        if (ls_is_superseded(map, first + delta)) continue;
+        bool has_value = record.value_size >= 0;
+        if (!has_value && !keeps_tombstones && delta <= tombstones_from) continue;
+        retain(filtering, begin, at, record.timestamp_delta, has_value);
+    }
+    return at == batch->end;
 }
 
 /* Decide about each record. False: one breaks the format. */
-static bool mark_records(struct filtering *filtering, uint8_t *marks) {
-    const struct ls_open_batch *batch = &filtering->batch;
-    bool retains_tombstones = !(batch->attributes & LS_DELETE_HORIZON_BIT) ||
-                              filtering->cleaning->now_ms < batch->base_timestamp;
-    struct ls_ahead ahead[LS_KEYS_AHEAD];
-    const uint8_t *at = batch->records;
-    int32_t remaining = batch->record_count;
-    filtering->marks = marks;
-    filtering->max_timestamp = -1;
-    while (remaining > 0) {
-        int32_t count = ls_look_ahead(filtering->map, &at, batch->end, remaining, ahead);
-        if (count < 0) return false;
-        for (int32_t index = 0; index < count; ++index) {
-            const struct ls_ahead *record = &ahead[index];
-            bool stays = retains(filtering, record, retains_tombstones, &filtering->invalid_count);
-            *marks++ = stays ? MARK_RETAINED : MARK_DROPPED;
-            if (!stays) continue;
-            int64_t timestamp = timestamp_of(batch, record->timestamp_delta);
-            if (filtering->retained_count == 0) filtering->first_timestamp = timestamp;
-            if (timestamp > filtering->max_timestamp) filtering->max_timestamp = timestamp;
-            if (!record->has_value) filtering->has_tombstones = true;
-            filtering->retained_count += 1;
-        }
-        remaining -= count;
+static bool choose_records(struct filtering *filtering, struct ls_run *runs) {
+    filtering->runs = runs;
+    begin_choice(filtering);
+    bool is_chosen = is_noted(filtering->map, &filtering->batch) && choose_by_offset(filtering);
+    if (!is_chosen) {
+        begin_choice(filtering);
+        if (!choose_by_key(filtering)) return false;
     }
-    if (batch->timestamp_type == 1) filtering->max_timestamp = batch->max_timestamp;
-    return at == batch->end;
+    if (filtering->batch.timestamp_type == 1)
+        filtering->max_timestamp = filtering->batch.max_timestamp;
+    return true;
 }
 
 /* Which timestamp the new deltas count from. Returns whether every byte may stay as it is. */
@@ -126,37 +199,42 @@ static uint8_t *put_bytes(uint8_t *out, const uint8_t *from, const uint8_t *to) 
     return out + (to - from);
 }
 
-/*
- * Write the records that stay: neighbours whose bytes do not change as one. Returns the bytes
- * written; `out` has room.
- */
-static int64_t put_records(const struct filtering *filtering, uint8_t *out) {
+/* Write the records of [at, end) with other timestamp deltas; those of equal bytes as one. */
+static uint8_t *put_shifted(const struct filtering *filtering, const uint8_t *at,
+                            const uint8_t *end, uint8_t *out) {
     const struct ls_open_batch *batch = &filtering->batch;
-    const uint8_t *at = batch->records;
-    const uint8_t *run = at; /* of bytes that are copied as they are */
-    uint8_t *begin = out;
-    for (int32_t index = 0; index < batch->record_count; ++index) {
-        struct place place = place_of(at, batch->end);
-        if (filtering->marks[index] == MARK_DROPPED) {
-            out = put_bytes(out, run, at);
-            run = place.end;
-        } else {
-            int64_t timestamp = timestamp_of(batch, place.timestamp_delta);
-            int64_t delta = ls_wrapping_sub(timestamp, filtering->base_timestamp);
-            if (delta != place.timestamp_delta) {
-                out = put_bytes(out, run, at);
-                uint64_t bits = ls_zigzag64(delta);
-                int64_t body_size = 1 + ls_varlong_bytes(bits) + (place.end - place.rest);
-                out = put_varlong(out, ls_zigzag32((int32_t)body_size));
-                *out++ = 0; /* attributes */
-                out = put_varlong(out, bits);
-                out = put_bytes(out, place.rest, place.end);
-                run = place.end;
-            }
+    const uint8_t *equal = at; /* Up to here everything is written. */
+    while (at < end) {
+        struct place place = place_of(at, end);
+        int64_t timestamp = timestamp_of(batch, place.timestamp_delta);
+        int64_t delta = ls_wrapping_sub(timestamp, filtering->base_timestamp);
+        if (delta != place.timestamp_delta) {
+            out = put_bytes(out, equal, at);
+            uint64_t bits = ls_zigzag64(delta);
+            int64_t body_size = 1 + ls_varlong_bytes(bits) + (place.end - place.rest);
+            out = put_varlong(out, ls_zigzag32((int32_t)body_size));
+            *out++ = 0; /* attributes */
+            out = put_varlong(out, bits);
+            out = put_bytes(out, place.rest, place.end);
+            equal = place.end;
         }
         at = place.end;
     }
-    return put_bytes(out, run, at) - begin;
+    return put_bytes(out, equal, end);
+}
+
+/* Write the records that stay. Returns the bytes written; `out` has room. */
+static int64_t put_records(const struct filtering *filtering, uint8_t *out) {
+    const struct ls_open_batch *batch = &filtering->batch;
+    bool is_shifted =
+        batch->timestamp_type == 1 || filtering->base_timestamp != batch->base_timestamp;
+    uint8_t *begin = out;
+    for (int32_t index = 0; index < filtering->run_count; ++index) {
+        const uint8_t *from = batch->records + filtering->runs[index].begin;
+        const uint8_t *to = batch->records + filtering->runs[index].end;
+        out = is_shifted ? put_shifted(filtering, from, to, out) : put_bytes(out, from, to);
+    }
+    return out - begin;
 }
 
 /* The header of the batch at `source` for other records behind it, which are at out + 61. */
@@ -217,7 +295,7 @@ static int64_t put_batch(struct filtering *filtering, const uint8_t *at, uint8_t
 static enum ls_clean_stop clean_batch(const struct ls_offset_map *map,
                                       const struct ls_cleaning *cleaning, const uint8_t *at,
                                       int64_t size, int32_t flags, uint8_t *out, int64_t out_size,
-                                      uint8_t *marks, int64_t marks_size,
+                                      struct ls_run *runs, int64_t runs_max,
                                       struct ls_cleaned *cleaned) {
     struct filtering filtering = {.map = map, .cleaning = cleaning};
     struct ls_open_batch *batch = &filtering.batch;
@@ -230,12 +308,12 @@ static enum ls_clean_stop clean_batch(const struct ls_offset_map *map,
     if (batch->attributes & special) return LS_CLEAN_SPECIAL;
     int64_t batch_size = batch->end - at;
     if (batch->record_count > batch_size / LS_RECORD_BYTES_MIN) return LS_CLEAN_INVALID;
-    if (batch->record_count > marks_size) return LS_CLEAN_FULL;
+    if (batch->record_count / 2 >= runs_max) return LS_CLEAN_FULL;
     if (out_size < batch_size + (int64_t)RECORD_GROWTH_MAX * batch->record_count)
         return LS_CLEAN_FULL;
     if (!ls_has_right_crc(at, batch)) return LS_CLEAN_INVALID;
 
-    if (!mark_records(&filtering, marks)) return LS_CLEAN_INVALID;
+    if (!choose_records(&filtering, runs)) return LS_CLEAN_INVALID;
     cleaned->bytes_written += put_batch(&filtering, at, out);
     cleaned->bytes_read += batch_size;
     cleaned->records_read += batch->record_count;
@@ -246,7 +324,7 @@ static enum ls_clean_stop clean_batch(const struct ls_offset_map *map,
 
 void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
                       uintptr_t bytes, int64_t size, int32_t flags, int64_t batches_max,
-                      uintptr_t out, int64_t out_size, uintptr_t marks, int64_t marks_size,
+                      uintptr_t out, int64_t out_size, uintptr_t runs, int64_t runs_max,
                       struct ls_cleaned *cleaned) {
     assert(map->slot_count > 0);
     assert(size >= 0);
@@ -262,14 +340,14 @@ void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning 
         cleaned->stop = (int32_t)clean_batch(
             map, cleaning, at + cleaned->bytes_read, size - cleaned->bytes_read, flags,
             (uint8_t *)out + cleaned->bytes_written, out_size - cleaned->bytes_written,
-            (uint8_t *)marks, marks_size, cleaned);
+            (struct ls_run *)runs, runs_max, cleaned);
         if (cleaned->stop != LS_CLEAN_END) return;
     }
 }
 
 void ls_clean_section(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
                       uintptr_t header, uintptr_t section, int64_t size, uintptr_t out,
-                      int64_t out_size, uintptr_t marks, int64_t marks_size,
+                      int64_t out_size, uintptr_t runs, int64_t runs_max,
                       struct ls_cleaned *cleaned) {
     assert(map->slot_count > 0);
     assert(size >= 0);
@@ -284,12 +362,12 @@ void ls_clean_section(const struct ls_offset_map *map, const struct ls_cleaning 
     batch->records = (const uint8_t *)section;
     batch->end = batch->records + size;
     if (batch->record_count > size / LS_RECORD_BYTES_MIN) return;
-    if (batch->record_count > marks_size ||
+    if (batch->record_count / 2 >= runs_max ||
         out_size < size + (int64_t)RECORD_GROWTH_MAX * batch->record_count) {
         cleaned->stop = LS_CLEAN_FULL;
         return;
     }
-    if (!mark_records(&filtering, (uint8_t *)marks)) return;
+    if (!choose_records(&filtering, (struct ls_run *)runs)) return;
     cleaned->stop = LS_CLEAN_END;
     cleaned->bytes_read = size;
     cleaned->records_read = batch->record_count;

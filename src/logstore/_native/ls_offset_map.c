@@ -6,22 +6,49 @@
 
 #include "ls_open_batch.h"
 
-_Static_assert(sizeof(struct ls_map_entry) == LS_OFFSET_MAP_ENTRY_BYTES, "24 bytes per key");
+_Static_assert(sizeof(struct ls_map_entry) == LS_OFFSET_MAP_ENTRY_BYTES, "bytes of a slot");
 
-void ls_siphash128(const uint64_t *secret, uintptr_t bytes, int64_t size, uint64_t *hash) {
-    assert(size >= 0);
-    ls_sip(secret, (const uint8_t *)bytes, size, hash);
+int64_t ls_offset_map_has_room(struct ls_offset_map *map, int64_t offset) {
+    /* Nothing is relative to the base yet: where few offsets are left, it may be far below. */
+    if (map->entry_count == 0 && offset - map->base_offset >= LS_MAP_REACH)
+        map->base_offset = offset;
+    return map->entry_count < map->entries_max && offset - map->base_offset < LS_MAP_REACH;
 }
 
-static int64_t put(struct ls_offset_map *map, const uint64_t hash[2], int64_t offset) {
-    struct ls_map_entry *entry = ls_map_find(map, hash);
-    if (entry == NULL) return LS_E_NO_ROOM;
-    if (entry->end == 0) {
-        entry->hash[0] = hash[0];
-        entry->hash[1] = hash[1];
-        map->entry_count += 1;
+/* Offsets, counted from the base, of records whose key has come again; still to be noted. */
+struct superseded {
+    uint64_t offsets[LS_KEYS_MAX];
+    int32_t count;
+};
+
+/* They are anywhere in memory: each is on its way into the cache before the first is noted. */
+LS_INLINE void note_superseded(struct ls_offset_map *map, const struct superseded *superseded) {
+    uint64_t *words = (uint64_t *)map->superseded;
+    for (int32_t index = 0; index < superseded->count; ++index) {
+        uint64_t offset = superseded->offsets[index];
+        if (offset < (uint64_t)map->superseded_count)
+            words[offset >> 6] |= (uint64_t)1 << (offset & 63);
     }
-    entry->end = (uint64_t)offset + 1;
+}
+
+LS_INLINE int64_t put(struct ls_offset_map *map, uint64_t hash0, uint64_t hash1, int64_t offset,
+                      struct superseded *superseded) {
+    uint64_t end = (uint64_t)(offset - map->base_offset) + 1;
+    if (LS_UNLIKELY(offset < map->base_offset || end > LS_MAP_END_MASK)) return LS_E_NO_ROOM;
+    struct ls_map_entry *entry = ls_map_find(map, hash0, hash1);
+    if (entry == NULL) return LS_E_NO_ROOM;
+    /* Who comes later says who is superseded only while offsets ascend. */
+    if (LS_UNLIKELY(offset <= map->latest_offset)) map->superseded_count = 0;
+    if (ls_map_is_free(entry)) {
+        entry->hash = hash0;
+        map->entry_count += 1;
+    } else {
+        uint64_t before = (entry->tagged_end & LS_MAP_END_MASK) - 1;
+        superseded->offsets[superseded->count++] = before;
+        if (before < (uint64_t)map->superseded_count)
+            __builtin_prefetch((const uint64_t *)map->superseded + (before >> 6), 1);
+    }
+    entry->tagged_end = hash1 << LS_MAP_END_BITS | end;
     map->latest_offset = offset;
     return 0;
 }
@@ -33,7 +60,10 @@ int64_t ls_offset_map_put(struct ls_offset_map *map, uintptr_t key, int64_t size
 
     uint64_t hash[2];
     ls_sip(map->secret, (const uint8_t *)key, size, hash);
-    return put(map, hash, offset);
+    struct superseded superseded = {.count = 0};
+    int64_t status = put(map, hash[0], hash[1], offset, &superseded);
+    note_superseded(map, &superseded);
+    return status;
 }
 
 int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_t size) {
@@ -42,31 +72,66 @@ int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_
 
     uint64_t hash[2];
     ls_sip(map->secret, (const uint8_t *)key, size, hash);
-    return ls_map_get(map, hash);
+    return ls_map_get(map, hash[0], hash[1]);
+}
+
+/* Put the records of one block; LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL. */
+LS_INLINE enum ls_clean_stop put_records(struct ls_offset_map *map, const struct ls_ahead *ahead,
+                                         int64_t base_offset, int64_t start_offset,
+                                         struct ls_mapped *mapped, struct superseded *superseded) {
+    for (int32_t index = 0; index < ahead->count; ++index) {
+        int64_t offset = ls_wrapping_add(base_offset, ahead->offset_deltas[index]);
+        bool has_key = ahead->keys.sizes[index] >= 0;
+        if (offset >= start_offset && !has_key) {
+            mapped->null_keys += 1;
+            map->superseded_count = 0; /* They go, too, and are counted then. */
+        }
+        if (offset >= start_offset && has_key) {
+            if (offset < 0) return LS_CLEAN_INVALID;
+            if (!ls_offset_map_has_room(map, offset)) return LS_CLEAN_FULL;
+            if (put(map, ahead->keys.hash0[index], ahead->keys.hash1[index], offset, superseded) !=
+                0)
+                return LS_CLEAN_INVALID;
+        }
+        mapped->records_read += 1;
+    }
+    return LS_CLEAN_END;
+}
+
+static enum ls_clean_stop put_block(struct ls_offset_map *map, const struct ls_ahead *ahead,
+                                    int64_t base_offset, int64_t start_offset,
+                                    struct ls_mapped *mapped) {
+    struct superseded superseded;
+    superseded.count = 0;
+    enum ls_clean_stop stop =
+        put_records(map, ahead, base_offset, start_offset, mapped, &superseded);
+    note_superseded(map, &superseded);
+    return stop;
 }
 
 /* The records of one section; LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL. */
 static enum ls_clean_stop map_section(struct ls_offset_map *map, const uint8_t *at,
                                       const uint8_t *end, int32_t record_count, int64_t base_offset,
                                       int64_t start_offset, struct ls_mapped *mapped) {
-    struct ls_ahead ahead[LS_KEYS_AHEAD];
+    struct ls_ahead blocks[2];
+    struct ls_ahead *block = &blocks[0];
+    struct ls_ahead *next = &blocks[1];
     int32_t remaining = record_count;
-    while (remaining > 0) {
-        int32_t count = ls_look_ahead(map, &at, end, remaining, ahead);
-        if (count < 0) return LS_CLEAN_INVALID;
-        for (int32_t index = 0; index < count; ++index) {
-            const struct ls_ahead *record = &ahead[index];
-            int64_t offset = ls_wrapping_add(base_offset, record->offset_delta);
-            if (offset >= start_offset && !record->has_key) mapped->null_keys += 1;
-            if (offset >= start_offset && record->has_key) {
-                if (map->entry_count >= map->entries_max) return LS_CLEAN_FULL;
-                if (offset < 0 || put(map, record->hash, offset) != 0) return LS_CLEAN_INVALID;
-            }
-            mapped->records_read += 1;
-        }
-        remaining -= count;
+    bool is_sound = ls_look_ahead(map, at, end, remaining, block);
+    while (block->count > 0) {
+        remaining -= block->count;
+        bool is_next_sound =
+            is_sound && ls_look_ahead(map, block->begins[block->count], end, remaining, next);
+        enum ls_clean_stop stop = put_block(map, block, base_offset, start_offset, mapped);
+        if (stop != LS_CLEAN_END) return stop;
+        if (!is_sound) return LS_CLEAN_INVALID;
+        at = block->begins[block->count];
+        struct ls_ahead *done = block;
+        block = next;
+        next = done;
+        is_sound = is_next_sound;
     }
-    return at == end ? LS_CLEAN_END : LS_CLEAN_INVALID;
+    return is_sound && at == end ? LS_CLEAN_END : LS_CLEAN_INVALID;
 }
 
 void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,

@@ -1,5 +1,5 @@
 /*
- * ls_offset_map.h: the offset map inside the core, inline: hash, look ahead, probe. Nothing here is
+ * ls_offset_map.h: the offset map inside the core, inline: look ahead, probe. Nothing here is
  * visible to Python; the contract is in logstore.h.
  */
 #ifndef LS_OFFSET_MAP_H
@@ -7,142 +7,99 @@
 
 #include "ls_internal.h"
 #include "ls_record.h"
+#include "ls_siphash.h"
 
+/* Four of them are a cache line, and none is in two. */
 struct ls_map_entry {
-    uint64_t hash[2];
-    uint64_t end; /* the offset + 1; 0: the slot is free */
+    uint64_t hash;
+    uint64_t tagged_end; /* 24 bits more of the hash, then offset - base_offset + 1; 0: free */
 };
 
-/* ---- SipHash-2-4-128: Aumasson and Bernstein, the reference's order of operations ------------ */
-#define LS_ROTATE(x, bits) ((x) << (bits) | (x) >> (64 - (bits)))
-
-LS_INLINE void ls_sip_round(uint64_t v[4]) {
-    v[0] += v[1];
-    v[1] = LS_ROTATE(v[1], 13);
-    v[1] ^= v[0];
-    v[0] = LS_ROTATE(v[0], 32);
-    v[2] += v[3];
-    v[3] = LS_ROTATE(v[3], 16);
-    v[3] ^= v[2];
-    v[0] += v[3];
-    v[3] = LS_ROTATE(v[3], 21);
-    v[3] ^= v[0];
-    v[2] += v[1];
-    v[1] = LS_ROTATE(v[1], 17);
-    v[1] ^= v[2];
-    v[2] = LS_ROTATE(v[2], 32);
-}
-
-LS_INLINE void ls_sip_word(uint64_t v[4], uint64_t word) {
-    v[3] ^= word;
-    ls_sip_round(v);
-    ls_sip_round(v);
-    v[0] ^= word;
-}
-
-/* The last word: the size's low byte above up to 7 bytes. */
-LS_INLINE uint64_t ls_sip_last_word(const uint8_t *at, int64_t size) {
-    uint64_t word = (uint64_t)size << 56;
-    const uint8_t *rest = at + (size & ~(int64_t)7);
-    int64_t rest_size = size & 7;
-    if (size >= 8 && rest_size > 0) /* The bytes before are in the word that was taken already. */
-        return word | ls_load_le64(rest + rest_size - 8) >> (64 - 8 * rest_size);
-    for (int64_t index = 0; index < rest_size; ++index)
-        word |= (uint64_t)rest[index] << (8 * index);
-    return word;
-}
-
-LS_INLINE void ls_sip(const uint64_t secret[2], const uint8_t *bytes, int64_t size,
-                      uint64_t hash[2]) {
-    uint64_t v[4] = {
-        secret[0] ^ 0x736f6d6570736575u,
-        secret[1] ^ 0x646f72616e646f6du ^ 0xee,
-        secret[0] ^ 0x6c7967656e657261u,
-        secret[1] ^ 0x7465646279746573u,
-    };
-    for (int64_t at = 0; at + 8 <= size; at += 8)
-        ls_sip_word(v, ls_load_le64(bytes + at));
-    ls_sip_word(v, ls_sip_last_word(bytes, size));
-    v[2] ^= 0xee;
-    for (int index = 0; index < 4; ++index)
-        ls_sip_round(v);
-    hash[0] = v[0] ^ v[1] ^ v[2] ^ v[3];
-    v[1] ^= 0xdd;
-    for (int index = 0; index < 4; ++index)
-        ls_sip_round(v);
-    hash[1] = v[0] ^ v[1] ^ v[2] ^ v[3];
-}
+enum { LS_MAP_END_BITS = 40 };
+#define LS_MAP_END_MASK (((uint64_t)1 << LS_MAP_END_BITS) - 1)
+#define LS_MAP_REACH    ((int64_t)LS_MAP_END_MASK) /* offsets from the base on */
 
 /* ---- slots ---------------------------------------------------------------------------------- */
-/* Where a hash's entry is looked for first; then in the slots that follow. */
-LS_INLINE struct ls_map_entry *ls_map_slot(const struct ls_offset_map *map,
-                                           const uint64_t hash[2]) {
-    uint64_t slot = (uint64_t)(((unsigned __int128)hash[0] * (uint64_t)map->slot_count) >> 64);
+/* Where an entry is looked for first; then in the slots that follow. */
+LS_INLINE struct ls_map_entry *ls_map_slot(const struct ls_offset_map *map, uint64_t hash1) {
+    uint64_t slot = (uint64_t)(((unsigned __int128)hash1 * (uint64_t)map->slot_count) >> 64);
     return (struct ls_map_entry *)map->entries + slot;
 }
 
+LS_INLINE bool ls_map_is_free(const struct ls_map_entry *entry) {
+    return (entry->tagged_end & LS_MAP_END_MASK) == 0;
+}
+
+/* Whether the entry is free, or of this hash: 88 bits, beside those that led here. */
+LS_INLINE bool ls_map_matches(const struct ls_map_entry *entry, uint64_t hash0, uint64_t hash1) {
+    if (ls_map_is_free(entry)) return true;
+    return entry->hash == hash0 &&
+           entry->tagged_end >> LS_MAP_END_BITS == (hash1 & ((1u << (64 - LS_MAP_END_BITS)) - 1));
+}
+
 /* The entry of a hash, or the free slot where it would be; NULL: neither. */
-LS_INLINE struct ls_map_entry *ls_map_find(const struct ls_offset_map *map,
-                                           const uint64_t hash[2]) {
+LS_INLINE struct ls_map_entry *ls_map_find(const struct ls_offset_map *map, uint64_t hash0,
+                                           uint64_t hash1) {
     struct ls_map_entry *first = (struct ls_map_entry *)map->entries;
     struct ls_map_entry *end = first + map->slot_count;
-    struct ls_map_entry *begin = ls_map_slot(map, hash);
+    struct ls_map_entry *begin = ls_map_slot(map, hash1);
     for (struct ls_map_entry *entry = begin; entry < end; ++entry)
-        if (entry->end == 0 || (entry->hash[0] == hash[0] && entry->hash[1] == hash[1]))
-            return entry;
+        if (ls_map_matches(entry, hash0, hash1)) return entry;
     for (struct ls_map_entry *entry = first; entry < begin; ++entry)
-        if (entry->end == 0 || (entry->hash[0] == hash[0] && entry->hash[1] == hash[1]))
-            return entry;
+        if (ls_map_matches(entry, hash0, hash1)) return entry;
     return NULL;
 }
 
 /* -1: no such key. */
-LS_INLINE int64_t ls_map_get(const struct ls_offset_map *map, const uint64_t hash[2]) {
-    const struct ls_map_entry *entry = ls_map_find(map, hash);
-    return entry == NULL ? -1 : (int64_t)entry->end - 1;
+LS_INLINE int64_t ls_map_get(const struct ls_offset_map *map, uint64_t hash0, uint64_t hash1) {
+    const struct ls_map_entry *entry = ls_map_find(map, hash0, hash1);
+    if (entry == NULL || ls_map_is_free(entry)) return -1;
+    return map->base_offset + (int64_t)(entry->tagged_end & LS_MAP_END_MASK) - 1;
+}
+
+/* ---- offsets with a later record of the same key -------------------------------------------- */
+LS_INLINE bool ls_is_superseded(const struct ls_offset_map *map, int64_t relative_offset) {
+    const uint64_t *words = (const uint64_t *)map->superseded;
+    return words[relative_offset >> 6] >> (relative_offset & 63) & 1;
 }
 
 /* ---- records of a section, some at a time, their slots on the way into the cache ------------- */
-enum { LS_KEYS_AHEAD = 64 };
-
 struct ls_ahead {
-    uint64_t hash[2]; /* with a key */
-    const uint8_t *key;
-    int64_t timestamp_delta;
-    int32_t offset_delta;
-    int32_t key_size; /* -1: none */
-    bool has_key;
-    bool has_value;
+    struct ls_keys keys;
+    const uint8_t *begins[LS_KEYS_MAX + 1]; /* of each record; the last one's end */
+    int64_t timestamp_deltas[LS_KEYS_MAX];
+    int32_t offset_deltas[LS_KEYS_MAX];
+    int32_t count;
+    bool have_value[LS_KEYS_MAX];
 };
 
 /*
- * Parse up to LS_KEYS_AHEAD records. Returns how many, -1 if one breaks the format. The keys are
- * hashed afterwards: one does not wait for the other, so that the processor takes some at a time.
+ * Parse and hash up to LS_KEYS_MAX records. False: the record behind the last one of them breaks
+ * the format. Nothing waits for a slot: they are asked for, and the next block is looked at before
+ * they are.
  */
-LS_INLINE int32_t ls_look_ahead(const struct ls_offset_map *map, const uint8_t **at,
-                                const uint8_t *end, int32_t record_count, struct ls_ahead *ahead) {
-    int32_t count = record_count < LS_KEYS_AHEAD ? record_count : LS_KEYS_AHEAD;
-    const uint8_t *next = *at;
-    for (int32_t index = 0; index < count; ++index) {
+LS_INLINE bool ls_look_ahead(const struct ls_offset_map *map, const uint8_t *at, const uint8_t *end,
+                             int32_t record_count, struct ls_ahead *ahead) {
+    int32_t wanted = record_count < LS_KEYS_MAX ? record_count : LS_KEYS_MAX;
+    int32_t count = 0;
+    ahead->begins[0] = at;
+    for (; count < wanted; ++count) {
         struct ls_record record;
-        next = ls_parse_record(next, end, &record);
-        if (LS_UNLIKELY(next == NULL)) return -1;
-        struct ls_ahead *found = &ahead[index];
-        found->timestamp_delta = record.timestamp_delta;
-        found->offset_delta = record.offset_delta;
-        found->has_key = record.key_size >= 0;
-        found->has_value = record.value_size >= 0;
-        found->key = record.key;
-        found->key_size = record.key_size;
+        at = ls_parse_record(at, end, &record);
+        if (LS_UNLIKELY(at == NULL)) break;
+        ahead->begins[count + 1] = at;
+        ahead->timestamp_deltas[count] = record.timestamp_delta;
+        ahead->offset_deltas[count] = record.offset_delta;
+        ahead->have_value[count] = record.value_size >= 0;
+        ahead->keys.bytes[count] = record.key;
+        ahead->keys.sizes[count] = record.key_size;
     }
-    for (int32_t index = 0; index < count; ++index) {
-        struct ls_ahead *found = &ahead[index];
-        if (!found->has_key) continue;
-        ls_sip(map->secret, found->key, found->key_size, found->hash);
-        __builtin_prefetch(ls_map_slot(map, found->hash));
-    }
-    *at = next;
-    return count;
+    ahead->count = count;
+    ls_hash_keys(map->secret, &ahead->keys, count);
+    for (int32_t index = 0; index < count; ++index)
+        if (ahead->keys.sizes[index] >= 0)
+            __builtin_prefetch(ls_map_slot(map, ahead->keys.hash1[index]), 1);
+    return count == wanted;
 }
 
 #endif
