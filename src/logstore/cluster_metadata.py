@@ -1,23 +1,11 @@
 """
 What a broker's controller knew of topics: their ids and settings, out of ``__cluster_metadata-0``.
 
-The metadata log is a log of records without keys, and beside it lie snapshots of what its records
-come to, ``<end offset>-<epoch>.checkpoint``, in the same format.
+Only what is said of topics and settings counts. A transaction of the metadata (KIP-868) counts when
+it has ended, and not if it was aborted.
 
-=================  ============================================
-value of a record
-=================  ============================================
-frame version      unsigned varint, 1
-type               unsigned varint, see :data:`SCHEMAS`
-version            unsigned varint
-message            in the flexible encoding
-=================  ============================================
-
-Only what is said of topics and settings is decoded. A transaction of the metadata (KIP-868) counts
-when it has ended, and not if it was aborted.
-
-Source: Kafka ``MetadataRecordSerde``, ``TopicRecord``, ``ConfigRecord``, ``RemoveTopicRecord``,
-``MetadataBatchLoader``, ``Snapshots``.
+Source: Kafka ``TopicRecord``, ``ConfigRecord``, ``RemoveTopicRecord``, ``MetadataBatchLoader``,
+``Snapshots``.
 """
 
 from __future__ import annotations
@@ -30,12 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from logstore.errors import CorruptRecordError, InvalidRecordError
+from logstore.errors import CorruptRecordError
 from logstore.files import Files
-from logstore.protocol_message import Field, MessageReader, MessageSchema
+from logstore.metadata_record import SCHEMAS, parse_frame
 from logstore.record import RecordBatch, iterate_batches
-
-FRAME_VERSION: Final = 1
 
 TOPIC: Final = 2
 CONFIG: Final = 4
@@ -43,31 +29,15 @@ REMOVE_TOPIC: Final = 9
 BEGIN_TRANSACTION: Final = 23
 END_TRANSACTION: Final = 24
 ABORT_TRANSACTION: Final = 25
+RECORD_TYPES: Final = frozenset(
+    {TOPIC, CONFIG, REMOVE_TOPIC, BEGIN_TRANSACTION, END_TRANSACTION, ABORT_TRANSACTION}
+)
 
 SNAPSHOT_FOOTER: Final = b"\0\4"  # Of ControlRecordType.
 
 # Of ConfigRecord.ResourceType.
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
-
-SCHEMAS: Final = {
-    TOPIC: MessageSchema(
-        "TopicRecord", (Field("Name", "string"), Field("TopicId", "uuid")), flexible_version=0
-    ),
-    CONFIG: MessageSchema(
-        "ConfigRecord",
-        (
-            Field("ResourceType", "int8"),
-            Field("ResourceName", "string"),
-            Field("Name", "string"),
-            Field("Value", "string", is_nullable=True),
-        ),
-        flexible_version=0,
-    ),
-    REMOVE_TOPIC: MessageSchema(
-        "RemoveTopicRecord", (Field("TopicId", "uuid"),), flexible_version=0
-    ),
-}
 
 _SNAPSHOT_NAME = re.compile(r"(\d{20})-(\d{10})\.checkpoint", re.ASCII)
 _LOG_NAME = re.compile(r"(\d{20})\.log", re.ASCII)
@@ -91,22 +61,22 @@ class ClusterMetadata:
     def apply(self, record_type: int, values: dict[str, Any]) -> None:
         """Take what a record says."""
         if record_type == TOPIC:
-            self.topics[values["Name"]] = _text(values["TopicId"])
+            self.topics[values["name"]] = _text(values["topicId"])
         elif record_type == REMOVE_TOPIC:
-            topic_id = _text(values["TopicId"])
+            topic_id = _text(values["topicId"])
             for name in [name for name, known in self.topics.items() if known == topic_id]:
                 del self.topics[name]
                 self.topic_configs.pop(name, None)
         elif record_type == CONFIG:
             configs = {TOPIC_RESOURCE: self.topic_configs, BROKER_RESOURCE: self.broker_configs}
-            resources = configs.get(values["ResourceType"])
+            resources = configs.get(values["resourceType"])
             if resources is None:
                 return
-            settings = resources.setdefault(values["ResourceName"], {})
-            if values["Value"] is None:
-                settings.pop(values["Name"], None)
+            settings = resources.setdefault(values["resourceName"], {})
+            if values["value"] is None:
+                settings.pop(values["name"], None)
             else:
-                settings[values["Name"]] = values["Value"]
+                settings[values["name"]] = values["value"]
 
 
 def read_cluster_metadata(directory: str, files: Files) -> ClusterMetadata:
@@ -171,20 +141,10 @@ def decode_value(value: bytes | None) -> tuple[int, dict[str, Any]] | None:
     """Return the type of a record and its fields; None: it says nothing of topics or settings."""
     if value is None:
         return None
-    reader = MessageReader(value, "a metadata record")
-    frame_version = reader.unsigned_varint()
-    if frame_version != FRAME_VERSION:
-        raise InvalidRecordError(
-            f"frame version {frame_version} of a metadata record is unknown;"
-            " a newer broker wrote it"
-        )
-    record_type, version = reader.unsigned_varint(), reader.unsigned_varint()
-    if record_type in (BEGIN_TRANSACTION, END_TRANSACTION, ABORT_TRANSACTION):
-        return record_type, {}
-    schema = SCHEMAS.get(record_type)
-    if schema is None:
+    record_type, version, message = parse_frame(value)
+    if record_type not in RECORD_TYPES:
         return None
-    return record_type, schema.decode(reader.rest(), version)
+    return record_type, SCHEMAS[record_type].decode(message, version)
 
 
 def _apply_snapshot(metadata: ClusterMetadata, path: str, files: Files) -> None:

@@ -12,16 +12,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from logstore.checkpoint import LeaderEpochCheckpointFile, OffsetCheckpointFile
-from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.control_record import (
+    ControlRecordType,
+    EndTransactionMarker,
+    KRaftVersion,
+    KRaftVoters,
+    LeaderChange,
+    SnapshotHeader,
+    parse_control_record,
+)
 from logstore.coordinator_record import type_id_of
 from logstore.errors import LogStoreError
 from logstore.group_metadata import decode_group_record, shown_group_record
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 from logstore.inspection import Damage, Entry, base_offset_of, scan_log_file
+from logstore.metadata_record import decode_metadata_record
 from logstore.producer_snapshot import read_snapshot
 from logstore.record import Record, RecordBatch
 from logstore.timestamp_type import TimestampType
-from logstore.topic_names import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from logstore.topic_names import (
+    CLUSTER_METADATA_TOPIC,
+    GROUP_METADATA_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 from logstore.transaction_log import decode_transaction_record
 
 UNKNOWN_TYPE_TEXT = "<UNKNOWN>"  # A newer broker's record.
@@ -105,9 +118,12 @@ def log_entries(path: Path) -> Iterator[dict[str, Any] | str]:
     """
     Yield the batches of a ``.log`` file, and a sentence for what is wrong with it.
 
-    Control records and those of ``__consumer_offsets`` and ``__transaction_state`` are decoded.
+    Control records and those of ``__consumer_offsets``, ``__transaction_state`` and
+    ``__cluster_metadata`` are decoded.
     """
     topic = path.absolute().parent.name.rpartition("-")[0]
+    if path.suffix == ".checkpoint":
+        topic = CLUSTER_METADATA_TOPIC  # A snapshot, or what a controller begins with.
     for part in scan_log_file(path, next_offset=0):
         if isinstance(part, Damage):
             yield f"position {part.position}: {part.kind}: {part.reason}"
@@ -155,11 +171,28 @@ def batch_fields(entry: Entry, position: int) -> dict[str, Any]:
 def _control_fields(record: Record) -> dict[str, Any]:
     kind = ControlRecordType.parse(record.key)
     fields: dict[str, Any] = {"offset": record.offset, "controlType": kind.name}
-    if kind in {ControlRecordType.ABORT, ControlRecordType.COMMIT}:
-        fields["coordinatorEpoch"] = EndTransactionMarker.parse(
-            record.key, record.value
-        ).coordinator_epoch
+    message = parse_control_record(record.key, record.value)
+    if isinstance(message, EndTransactionMarker):
+        fields["coordinatorEpoch"] = message.coordinator_epoch
+    elif isinstance(message, LeaderChange):
+        fields["leaderId"] = message.leader_id
+        fields["voters"] = [node_id for node_id, _ in message.voters]
+        fields["grantingVoters"] = [node_id for node_id, _ in message.granting_voters]
+    elif isinstance(message, SnapshotHeader):
+        fields["lastContainedLogTimestamp"] = message.last_contained_log_timestamp
+    elif isinstance(message, KRaftVersion):
+        fields["kRaftVersion"] = message.kraft_version
+    elif isinstance(message, KRaftVoters):
+        fields["voters"] = [voter.voter_id for voter in message.voters]
     return fields
+
+
+def _metadata_fields(record: Record) -> dict[str, Any]:
+    if record.value is None:
+        return {"offset": record.offset, "payload": None}
+    decoded = decode_metadata_record(record.value)
+    shown = UNKNOWN_TYPE_TEXT if decoded is None else decoded.shown()
+    return {"offset": record.offset, "payload": shown}
 
 
 def _group_fields(record: Record) -> dict[str, Any]:
@@ -181,6 +214,7 @@ def _internal_fields(record: Record, shown: dict[str, Any] | None) -> dict[str, 
 _INTERNAL_FIELDS = {
     GROUP_METADATA_TOPIC: _group_fields,
     TRANSACTION_STATE_TOPIC: _transaction_fields,
+    CLUSTER_METADATA_TOPIC: _metadata_fields,
 }
 
 

@@ -5,6 +5,8 @@ Messages of Kafka's protocol: a schema names the fields, two encodings write the
 type               plain                        flexible
 =================  ===========================  ====================================
 int8 to int64      big-endian                   the same
+uint16, float64    likewise                     the same
+bool               one byte, 0 is false         the same
 uuid               16 bytes                     the same
 string             int16 length (-1 null)       unsigned varint length + 1 (0 null)
 bytes              int32 length (-1 null)       unsigned varint length + 1 (0 null)
@@ -37,11 +39,14 @@ NO_TAGGED_FIELDS: Final = b"\0"
 VERSION_MAX: Final = 2**15 - 1
 _UNSIGNED_VARINT_BYTES_MAX: Final = 5
 
-_INTEGERS: Final = {
+_NUMBERS: Final = {
+    "bool": struct.Struct(">?"),
     "int8": struct.Struct(">b"),
     "int16": struct.Struct(">h"),
     "int32": struct.Struct(">i"),
     "int64": struct.Struct(">q"),
+    "uint16": struct.Struct(">H"),
+    "float64": struct.Struct(">d"),
 }
 
 
@@ -69,7 +74,8 @@ class Field:
 
     Attributes:
         name: As Kafka's schema has it.
-        type: ``int8`` to ``int64``, ``string``, ``bytes``, ``uuid``, an array or a struct.
+        type: ``bool``, ``int8`` to ``int64``, ``uint16``, ``float64``, ``string``, ``bytes``,
+            ``uuid``, an array or a struct.
         first_version: Of the message that has it.
         last_version: Likewise.
         is_nullable: None is a value.
@@ -242,7 +248,7 @@ class MessageReader:
         """Return the length of a string, bytes or array; -1 is null."""
         if is_flexible:
             return self.unsigned_varint() - 1
-        size: int = _INTEGERS[wide].unpack(self.take(_INTEGERS[wide].size))[0]
+        size: int = _NUMBERS[wide].unpack(self.take(_NUMBERS[wide].size))[0]
         if size < -1:
             raise self._malformed(f"has the length {size}")
         return size
@@ -295,9 +301,9 @@ def _read_value(
             _read_value(reader, field, kind.item, version, is_flexible=is_flexible)
             for _ in reader.items(count, 1)
         ]
-    integer = _INTEGERS.get(kind)
-    if integer is not None:
-        return integer.unpack(reader.take(integer.size))[0]
+    number = _NUMBERS.get(kind)
+    if number is not None:
+        return number.unpack(reader.take(number.size))[0]
     if kind == "uuid":
         return reader.uuid()
     size = reader.length("int16" if kind == "string" else "int32", is_flexible=is_flexible)
@@ -366,9 +372,9 @@ def _value_bytes(
             _value_bytes(field, kind.item, item, version, is_flexible=is_flexible) for item in value
         ]
         return _length_bytes("int32", len(items), is_flexible=is_flexible) + b"".join(items)
-    integer = _INTEGERS.get(kind)
-    if integer is not None:
-        return integer.pack(value)
+    number = _NUMBERS.get(kind)
+    if number is not None:
+        return number.pack(value)
     if kind == "uuid":
         assert isinstance(value, UUID)
         return value.bytes
@@ -381,4 +387,4 @@ def _value_bytes(
 
 
 def _length_bytes(wide: str, length: int, *, is_flexible: bool) -> bytes:
-    return unsigned_varint(length + 1) if is_flexible else _INTEGERS[wide].pack(length)
+    return unsigned_varint(length + 1) if is_flexible else _NUMBERS[wide].pack(length)

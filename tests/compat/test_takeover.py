@@ -8,6 +8,8 @@ side each time: by consumers of a real broker, and by the store.
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import time
 from collections import defaultdict
 
@@ -24,11 +26,13 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import logstore
+from logstore.file_dump import dump_file
 
 pytestmark = pytest.mark.skipif(
     kafka_broker.missing() is not None, reason=f"no broker: {kafka_broker.missing()}"
 )
 
+METADATA = "__cluster_metadata-0"
 PARTITIONS = 3
 CODECS = ("gzip", "snappy", "lz4", "zstd")
 TOPICS = {
@@ -179,6 +183,49 @@ def values_of(records, topic):
     return [value for place, found in records.items() if place[0] == topic for *_, value in found]
 
 
+def tool_lines(paths, *options):
+    """What Kafka's own tool prints of files; it fails at one that it cannot read."""
+    files = ",".join(map(str, paths))
+    printed = kafka_broker.run_kafka("kafka.tools.DumpLogSegments", *options, "--files", files)
+    return printed.splitlines()
+
+
+def check_with_kafkas_tool(data):
+    """It reads every file of every partition, and has nothing to complain of."""
+    suffixes = {".log", ".index", ".timeindex", ".txnindex", ".snapshot"}
+    partitions = [path for path in data.iterdir() if path.is_dir()]
+    files = sorted(
+        file
+        for path in partitions
+        if path.name != METADATA
+        for file in path.iterdir()
+        if file.suffix in suffixes
+    )
+    lines = tool_lines(files, "--deep-iteration", "--skip-record-metadata")
+    assert len(files) == sum(line.startswith("Dumping ") for line in lines)
+    complaints = ("mismatch", "isvalid: false", "corrupt", "invalid", "found timestamp")
+    assert [] == [line for line in lines if any(word in line.lower() for word in complaints)]
+
+
+def check_dump_of_metadata(data):
+    """Every record of the controller, as Kafka's tool shows it."""
+    files = [data / METADATA / "00000000000000000000.log", data / "bootstrap.checkpoint"]
+    payload = re.compile(r"\| offset: (\d+) .* payload: (.*)")
+    wanted = [
+        (int(found[1]), json.loads(found[2]))
+        for line in tool_lines(files, "--cluster-metadata-decoder")
+        if (found := payload.fullmatch(line))
+    ]
+    assert len(wanted) > 20
+    assert wanted == [
+        (record["offset"], record["payload"])
+        for file in files
+        for entry in dump_file(file).entries
+        if not entry["isControl"]
+        for record in entry["records"]
+    ]
+
+
 @pytest.mark.timeout(240)
 def test_a_brokers_disk_there_and_back(tmp_path):
     """Nothing is lost or altered on the way to us, back to the broker, and to us again."""
@@ -231,5 +278,8 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         assert not store["latest"].is_held
         with store.transaction("till") as transaction:
             transaction.append(("orders", 0), b"ours again")
-        assert b"ours again" == store["orders", 0].last().value
+        values = store["orders", 0].read_values(after["orders", 0][-1][0])
+        assert b"ours again" == list(values)[-1]
         assert not store.errors
+    check_with_kafkas_tool(data)
+    check_dump_of_metadata(data)

@@ -135,9 +135,9 @@ def _has_jars() -> bool:
 
 
 @functools.cache
-def class_path() -> str:
+def libs() -> Path:
     """
-    Kafka's jars, fetched if they are not there.
+    The directory of Kafka's jars, fetched if they are not there.
 
     Raises:
         BrokerError: They cannot be had.
@@ -147,7 +147,11 @@ def class_path() -> str:
     )
     if fetched.returncode != 0:
         raise BrokerError(f"Kafka's jars cannot be fetched: {fetched.stderr.strip()}")
-    return f"{fetched.stdout.strip()}/*"
+    return Path(fetched.stdout.strip())
+
+
+def _java(*arguments: object) -> list[str]:
+    return ["java", *JVM_OPTIONS, "-cp", f"{libs()}/*", *map(str, arguments)]
 
 
 def run_kafka(main_class: str, *arguments: object) -> str:
@@ -162,7 +166,7 @@ def run_kafka(main_class: str, *arguments: object) -> str:
         BrokerError: It ended with another status than 0.
     """
     finished = subprocess.run(
-        ["java", *JVM_OPTIONS, "-cp", class_path(), main_class, *map(str, arguments)],
+        _java(main_class, *arguments),
         capture_output=True,
         text=True,
         check=False,
@@ -222,7 +226,7 @@ def kafka_broker(
     log_path = directory / "broker.log"
     with log_path.open("wb") as said:
         process = subprocess.Popen(
-            ["java", *JVM_OPTIONS, "-cp", class_path(), "kafka.Kafka", str(properties)],
+            _java("kafka.Kafka", properties),
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

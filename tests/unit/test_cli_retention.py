@@ -10,7 +10,8 @@ import pytest
 
 import logstore
 from logstore.cli import main
-from logstore.cluster_metadata import CONFIG, SCHEMAS, TOPIC
+from logstore.cluster_metadata import CONFIG, TOPIC
+from logstore.metadata_record import encode_metadata_record
 from logstore.records_builder import encode_batch
 
 OLD_MS = 1_600_000_000_000
@@ -128,12 +129,12 @@ def test_import(data, capsys):
     metadata = data.parent / "controller" / "__cluster_metadata-0"
     metadata.mkdir(parents=True)
     settings = [
-        {"ResourceType": 4, "ResourceName": "", "Name": "log.retention.ms", "Value": "5"},
-        {"ResourceType": 2, "ResourceName": "found", "Name": "segment.ms", "Value": "9"},
+        {"resourceType": 4, "resourceName": "", "name": "log.retention.ms", "value": "5"},
+        {"resourceType": 2, "resourceName": "found", "name": "segment.ms", "value": "9"},
     ]
-    found = {"Name": "found", "TopicId": topic_id}
-    values = [bytes([1, TOPIC, 0]) + SCHEMAS[TOPIC].encode(found, 0)]
-    values += [bytes([1, CONFIG, 0]) + SCHEMAS[CONFIG].encode(each, 0) for each in settings]
+    found = {"name": "found", "topicId": topic_id}
+    values = [encode_metadata_record(TOPIC, 0, found)]
+    values += [encode_metadata_record(CONFIG, 0, each) for each in settings]
     records = [(None, 1, None, value, ()) for value in values]
     (metadata / f"{0:020}.log").write_bytes(encode_batch(records))
     first, second, third = run(capsys, "takeover", data, "--metadata", metadata.parent)

@@ -15,13 +15,13 @@ from logstore.cluster_metadata import (
     CONFIG,
     END_TRANSACTION,
     REMOVE_TOPIC,
-    SCHEMAS,
     TOPIC,
     decode_value,
     read_cluster_metadata,
 )
 from logstore.errors import CorruptRecordError, InvalidRecordError, LogNotFoundError
 from logstore.files import REAL_FILES
+from logstore.metadata_record import SCHEMAS
 from logstore.protocol_message import unsigned_varint
 from logstore.records_builder import encode_batch
 from logstore.store import open_log_store
@@ -40,11 +40,11 @@ def value_of(record_type, **fields):
 
 
 def topic(name, topic_id):
-    return value_of(TOPIC, Name=name, TopicId=topic_id)
+    return value_of(TOPIC, name=name, topicId=topic_id)
 
 
 def config(name, key, value, kind=2):
-    return value_of(CONFIG, ResourceType=kind, ResourceName=name, Name=key, Value=value)
+    return value_of(CONFIG, resourceType=kind, resourceName=name, name=key, value=value)
 
 
 def batch(offset, *values):
@@ -89,7 +89,7 @@ class TestRead:
     def test_topic_that_was_made_again(self, metadata):
         """What the first of the name had does not hold for the second."""
         metadata.append(topic("orders", ORDERS), config("orders", "retention.ms", "5"))
-        metadata.append(value_of(REMOVE_TOPIC, TopicId=ORDERS), topic("orders", OTHER))
+        metadata.append(value_of(REMOVE_TOPIC, topicId=ORDERS), topic("orders", OTHER))
         found = metadata.read()
         assert ({"orders": text(OTHER)}, {}) == (found.topics, found.topic_configs)
 
