@@ -94,12 +94,12 @@ def become_reader_of_parent(log: Log) -> None:
     """Make an inherited log readable; called in a child before anything else uses it."""
     local_log = log._local_log
     log._lock = threading.RLock()
+    log.leave_places()
     if log._view is not None:
         log._view.after_fork()
         _begin_reads_again(log)
         return
     log._bind_writer(None)
-    log.leave_places()
     parents = list(local_log.segments)
     segments: list[LogSegment] = [
         ViewSegment(

@@ -19,16 +19,15 @@ Source: DESIGN.md D3, D6.
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from logstore._native import live_is_at
-from logstore.aborted_finder import AbortedFinder
 from logstore.errors import LogStoreError, StorageError
 from logstore.file_records import LogOffsetMetadata
 from logstore.leftovers import offset_of_file
+from logstore.live_listing import LiveListing, Seen, State
 from logstore.live_offsets import (
     LiveFile,
     is_foreign_writer,
@@ -39,7 +38,8 @@ from logstore.loader import LoadedLog
 from logstore.partition import LEADER_EPOCH_FILE
 from logstore.partition_state import PartitionState, state_path_of
 from logstore.process_watch import ProcessWatch, pid_namespace, watch_process
-from logstore.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, segment_file_name
+from logstore.record_places import Moment
+from logstore.segment import LOG_SUFFIX, segment_file_name
 from logstore.truncations import NOTHING_GONE
 from logstore.view_loader import ViewLoader
 from logstore.writer_lock import LOCK_FILE, LOCK_FILE_BYTES_MAX, has_writer, is_signed
@@ -58,43 +58,7 @@ POLL_SECONDS: Final = 0.02  # Of a page that cannot be written, through which no
 WATCHED_SECONDS: Final = 60.0  # Of a writer whose end is told.
 NEXT_SECONDS: Final = 1.0  # Of a page that the next writer, too, will use, if it is not deleted.
 RETRY_SECONDS: Final = 0.001
-LISTINGS_MAX: Final = 4  # Of a look, while truncations go deeper and deeper.
 SETTLE_SECONDS: Final = 5.0  # A directory that changes all that time under a reader is no log's.
-
-
-class State(enum.Enum):
-    """Who writes the log; see the module."""
-
-    LIVE = "live"
-    FLUSHED = "flushed"
-    CLOSED = "closed"
-
-
-class Seen(NamedTuple):
-    """
-    What a look has found.
-
-    Attributes:
-        state: Who writes the log.
-        segments: Ascending, at least one.
-        log_end: The log end offset, and where it is.
-        log_start_offset: The first offset that may be read.
-        high_watermark: Below it everything is replicated.
-        first_unstable_offset: The first offset of the first undecided transaction.
-        recovery_point: Below it everything is on the device.
-        shown: What the writer shows, if it does.
-        is_cut: It truncates; what is below that is seen.
-    """
-
-    state: State
-    segments: list[LogSegment]
-    log_end: LogOffsetMetadata
-    log_start_offset: int
-    high_watermark: int
-    first_unstable_offset: int | None
-    recovery_point: int
-    shown: PageOffsets | None
-    is_cut: bool = False
 
 
 class LiveView:
@@ -119,10 +83,12 @@ class LiveView:
     ) -> None:
         self._directory = directory
         self._config = config
+        self._listing: Final = LiveListing(directory, config, files=files, clock=clock)
         self._scheduler = scheduler
         self._files = files
         self._clock = clock
         self._log: Partition | None = None
+        self._loader: ViewLoader | None = None  # Of a first look at a closed log.
         self._guard = threading.RLock()
         self._file: LiveFile | None = None
         self._page_truncations: int | None = None  # None: of a page not looked at yet.
@@ -134,6 +100,8 @@ class LiveView:
         self._watch: ProcessWatch | None = None  # Of the writer,
         self._watched_epoch = -1  # with this number.
         self._look_at = 0.0
+        # Page, change count, end, truncations: replaced as a whole, so that any thread may look.
+        self._moment: tuple[LivePage, int, float, int] | None = None
         self._lock_mark = b""
         self._is_closed = False
 
@@ -149,10 +117,11 @@ class LiveView:
         deadline = self._clock.monotonic() + SETTLE_SECONDS
         patience = self._clock.monotonic() + LOOK_SECONDS
         while True:
-            loader = self._new_loader()
-            seen = self._see(loader, is_patient=self._clock.monotonic() < patience)
+            seen = self._see(is_patient=self._clock.monotonic() < patience)
             if seen is not None:
                 self._seen = seen
+                loader = self._loader or self._new_loader()
+                self._loader = None
                 return loader, LoadedLog(
                     seen.segments, seen.log_start_offset, seen.recovery_point, seen.log_end
                 )
@@ -182,7 +151,7 @@ class LiveView:
         if self._seen is not None:
             self._show(self._seen)
 
-    def _see(self, loader: ViewLoader, *, is_patient: bool) -> Seen | None:
+    def _see(self, *, is_patient: bool) -> Seen | None:
         """Return what there is to see, None while it changes."""
         state_path = self._state_path()
         if self._is_written(state_path):
@@ -191,7 +160,7 @@ class LiveView:
             if is_patient and is_signed(state_path, self._files):
                 return None  # It has just begun, as a rule.
             return self._see_flushed(0)
-        return self._see_closed(loader)
+        return self._see_closed()
 
     def _state_path(self) -> str:
         return state_path_of(self._directory, self._files)
@@ -247,7 +216,7 @@ class LiveView:
             active.grow(shown.size_bytes, shown.offset_entry_count, shown.time_entry_count)
             cut = None
         else:
-            listed, cut = self._list_below_truncations(shown, before)
+            listed, cut = self._listing.below_truncations(file, shown, before)
             later = file.page.load()
             if (
                 listed is None
@@ -278,116 +247,6 @@ class LiveView:
             min(shown.recovery_point, end.message_offset),
             shown,
             cut is not None,
-        )
-
-    def _list_below_truncations(
-        self, shown: PageOffsets, before: Seen | None
-    ) -> tuple[list[LogSegment] | None, int | None]:
-        """
-        Return the segments that belong to what is shown, and where they end if that is not the end.
-
-        Below the lowest target of the truncations since then, the log is as it was, also while they
-        are under way: a writer that truncates all the time keeps nobody from reading the rest.
-        """
-        assert self._file is not None
-        cut = self._file.page.truncated_to(shown.truncation_count)
-        for _ in range(LISTINGS_MAX):
-            if cut is not None and cut <= max(shown.log_start_offset, 0):
-                break
-            segments = self._list_segments(shown, before, cut)
-            if self._file.page.replaced_since(shown.truncation_count):
-                break  # Between two names of the same segment.
-            lower = self._file.page.truncated_to(shown.truncation_count)
-            if lower == cut:
-                return segments, cut
-            cut = lower
-        return None, None
-
-    def _list_segments(
-        self, shown: PageOffsets, before: Seen | None, cut: int | None
-    ) -> list[LogSegment] | None:
-        """Return the segments below ``cut`` that belong to what is shown; None: not all there."""
-        names = set(self._files.listdir(self._directory))
-        bases = sorted(
-            base
-            for name in names
-            if name.endswith(LOG_SUFFIX)
-            and (base := offset_of_file(name)) is not None
-            and base <= shown.active_base_offset
-            and (cut is None or base < cut)
-        )
-        if not bases or (cut is None and bases[-1] != shown.active_base_offset):
-            return None
-        known = self._known_segments(shown, before)
-        segments: list[LogSegment] = []
-        unindexed: list[LogSegment] = []
-        for base in bases:
-            is_active = base == bases[-1]
-            segment = known.get(base)
-            try:
-                if is_active and cut is None:
-                    size_bytes = shown.size_bytes
-                elif segment is not None and not segment.is_active:
-                    size_bytes = segment.size_bytes
-                else:
-                    size_bytes = self._files.file_size(
-                        os.path.join(self._directory, segment_file_name(base, LOG_SUFFIX))
-                    )
-            except StorageError:
-                return None
-            if segment is None or (is_active and (cut is not None or not segment.is_active)):
-                segment = self._new_segment(base, size_bytes, is_active=is_active)
-                if segment_file_name(base, TXN_INDEX_SUFFIX) not in names:
-                    unindexed.append(segment)
-            elif segment.is_active and not is_active:
-                segment.seal(size_bytes)
-            if is_active and cut is None:
-                segment.grow(size_bytes, shown.offset_entry_count, shown.time_entry_count)
-            elif is_active:
-                try:
-                    if segment.find_end(shown.log_end_offset if cut is None else cut) != cut:
-                        return None
-                except LogStoreError:
-                    return None
-            segments.append(segment)
-        if unindexed:
-            end = shown.log_end_offset if cut is None else cut
-            finder = AbortedFinder(
-                self._directory, self._config, segments, end, files=self._files, clock=self._clock
-            )
-            for each in unindexed:
-                each.distrust_missing_txn_index(finder, end)
-        return segments
-
-    def _known_segments(self, shown: PageOffsets, before: Seen | None) -> dict[int, LiveSegment]:
-        """Return the segments of the last look whose files are the same, by base offset."""
-        if (
-            before is None
-            or before.shown is None
-            or before.shown.writer_epoch != shown.writer_epoch
-            or self._file is None
-        ):
-            return {}
-        if self._file.page.replaced_since(before.shown.truncation_count):
-            return {}
-        segments = [each for each in before.segments if isinstance(each, LiveSegment)]
-        if before.is_cut:
-            segments.pop()
-        lowest = self._file.page.truncated_to(before.shown.truncation_count)
-        if lowest is not None:
-            ends = [each.base_offset for each in segments[1:]]
-            segments = [each for each, end in zip(segments, ends, strict=False) if end <= lowest]
-        return {each.base_offset: each for each in segments}
-
-    def _new_segment(self, base_offset: int, size_bytes: int, *, is_active: bool) -> LiveSegment:
-        return LiveSegment(
-            self._directory,
-            base_offset,
-            self._config,
-            files=self._files,
-            clock=self._clock,
-            size_bytes=size_bytes,
-            is_active=is_active,
         )
 
     def _note_truncations(self, count: int) -> None:
@@ -424,7 +283,7 @@ class LiveView:
         try:
             for base, following in zip(below, [*below[1:], None], strict=True):
                 path = os.path.join(self._directory, segment_file_name(base, LOG_SUFFIX))
-                segment = self._new_segment(
+                segment = self._listing.new_segment(
                     base, self._files.file_size(path), is_active=following is None
                 )
                 segments.append(segment)
@@ -448,34 +307,46 @@ class LiveView:
 
     # -- closed ------------------------------------------------------------------------------------
 
-    def _see_closed(self, loader: ViewLoader) -> Seen | None:
+    def _see_closed(self) -> Seen | None:
         """Return what a load finds; None if somebody began to write meanwhile."""
         state_path = self._state_path()
+        # Everything that tells of a writer is looked at before the files are, and after.
         mark = _lock_mark(state_path, self._files)
-        if self._is_written(state_path):
-            return None
-        try:
-            loaded = loader.load()
-        except (LogStoreError, OSError):
-            # A writer that came meanwhile, and is perhaps gone again, has changed files.
-            if self._is_written(state_path) or mark != _lock_mark(state_path, self._files):
-                return None
-            raise
-        if self._is_written(state_path) or mark != _lock_mark(state_path, self._files):
-            for segment in loaded.segments:
-                segment.close_handlers()
-            return None
-        self._lock_mark = mark
         if self._file is None:
             with contextlib.suppress(LogStoreError):
                 self._file = open_live_file(self._directory, self._files)
                 self._page_truncations = None
-        if self._file is not None:
-            shown = self._file.page.load()
-            self._change_count = self._file.page.change_count
-            if shown is not None:
-                count = shown.truncation_count
-                self._note_truncations(count + count % 2)
+        file = self._file
+        change_count = -1 if file is None else file.page.change_count
+        shown = None if file is None else file.page.load()
+
+        def has_been_written() -> bool:
+            return (
+                self._is_written(state_path)
+                or mark != _lock_mark(state_path, self._files)
+                or (file is not None and file.page.change_count != change_count)
+            )
+
+        if has_been_written():
+            return None
+        loader = self._new_loader()
+        try:
+            loaded = loader.load()
+        except (LogStoreError, OSError):
+            # A writer that came meanwhile, and is perhaps gone again, has changed files.
+            if has_been_written():
+                return None
+            raise
+        if has_been_written():
+            for segment in loaded.segments:
+                segment.close_handlers()
+            return None
+        self._lock_mark = mark
+        self._change_count = change_count
+        self._loader = loader if self._log is None else None
+        if shown is not None:
+            count = shown.truncation_count
+            self._note_truncations(count + count % 2)
         loader.producer_state.on_high_watermark_updated(loaded.log_end_offset)
         unstable = loader.producer_state.first_unstable_offset
         return Seen(
@@ -544,6 +415,14 @@ class LiveView:
         if watch is not None:
             watch.cancel()
 
+    def moment(self) -> Moment | None:
+        """Return until when the last look holds; None: nobody can tell."""
+        shown = self._moment
+        if shown is None:
+            return None
+        page, change_count, look_at, truncations = shown
+        return Moment(page, change_count, look_at - self._clock.monotonic(), truncations)
+
     def refresh(self) -> None:
         """
         Bring the log to what can be read now.
@@ -597,7 +476,7 @@ class LiveView:
             return self._see_flushed(0 if before is None else before.log_end.message_offset)
         if before is not None and before.state is State.CLOSED and not self._has_changed():
             return before
-        return self._see_closed(self._new_loader())
+        return self._see_closed()
 
     def _has_changed(self) -> bool:
         """Whether somebody has written since the log was found closed."""
@@ -620,6 +499,7 @@ class LiveView:
         self._log_end_offset = seen.log_end.message_offset
         file = self._file
         is_live = seen.state is State.LIVE
+        self._moment = None
         self._live_page = file.page if is_live and file is not None else None
         local_log = log._local_log
         if self._shown_segments is not seen.segments:
@@ -632,10 +512,13 @@ class LiveView:
             first_unstable_offset=seen.first_unstable_offset,
             recovery_point=seen.recovery_point,
         )
+        if file is not None and seen.state is not State.FLUSHED and not seen.is_cut:
+            self._moment = (file.page, self._change_count, self._look_at, log._truncations.count)
 
     def close(self) -> None:
         """Give up the file; a second call does nothing."""
         self._is_closed = True
+        self._moment = None
         self._live_page = None
         self._unwatch()
         file, self._file = self._file, None
@@ -645,7 +528,7 @@ class LiveView:
     def after_fork(self) -> None:
         """Begin anew in a forked child: another thread may have held the lock."""
         self._guard = threading.RLock()
-        self._seen = self._file = self._live_page = self._shown_segments = None
+        self._seen = self._file = self._live_page = self._shown_segments = self._moment = None
         self._watch = None  # Its thread and its descriptor are the parent's.
         self._watched_epoch = -1
         self._look_at = 0.0

@@ -30,13 +30,14 @@ from logstore.file_records import LogOffsetMetadata
 from logstore.flushing import Poison
 from logstore.live_offsets import LiveOffsets
 from logstore.local_log import LocalLog
-from logstore.record_places import RecordPlaces
+from logstore.record_places import Moment, RecordPlaces
 from logstore.scheduler import weakly
 from logstore.segment import LogSegment
 from logstore.truncations import Truncations
 from logstore.watermarks import Checkpoints, LogOffsets, Watermarks
 
 if TYPE_CHECKING:
+    from logstore._native import RecordGetter
     from logstore.checkpoint import PartitionMetadataFile
     from logstore.clock import Clock
     from logstore.files import Files
@@ -84,6 +85,10 @@ class View(Protocol):
 
     def refresh(self) -> None:
         """Bring the log to what can be read now."""
+        ...
+
+    def moment(self) -> Moment | None:
+        """Return until when the last look holds; None: nobody can tell."""
         ...
 
     def close(self) -> None:
@@ -473,14 +478,20 @@ class Partition(NativeLog):
             try:
                 places = self._places
                 if places is None and not self._is_closed:
-                    is_view = self._view is not None
-                    places = RecordPlaces(self._local_log, self._watermarks, is_view=is_view)
-                    if not is_view:
-                        self._bind_getter(places.getter)
-                    self._places = places
+                    self._places = places = RecordPlaces(
+                        self._local_log,
+                        self._watermarks,
+                        view=self._view,
+                        bind=self._let_getter_answer,
+                    )
             finally:
                 self._lock.release()
         return places
+
+    def _let_getter_answer(self, getter: RecordGetter) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._bind_getter(getter)
 
     def show_live_offsets(self, writer_epoch: int) -> None:
         """Let readers in other processes see from now on where the log stands."""

@@ -15,8 +15,9 @@ active segment     read, 16 KiB or a batch             it is sealed
 What may be read follows from the watermarks' marks, which are replaced as a whole whenever one
 moves, and from the log end that the writer has published: C looks at both in each call.
 
-A log that another process may be writing is looked at before and after each get, in Python: its
-files may be cut, so they are all read, and what a truncation has touched meanwhile is not answered.
+The files of a log that another process may be writing are all read, as they may be cut. What is
+known of such a log holds for a :class:`Moment`: C compares the change count of its live offsets
+before and after a read, and who writes is looked at in Python every 0.1 s.
 
 Batches that are compressed, or a transaction's, are taken apart by Python. The last one is kept, as
 its neighbours are asked for next, as a rule.
@@ -31,13 +32,16 @@ Source: DESIGN.md D5, D6, D12.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from logstore._native import RecordGetter, ffi
 from logstore.errors import ClosedError, InvalidRecordError, StorageError
 from logstore.files import HeldLease
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logstore._native import LivePage
     from logstore.index import OffsetIndex
     from logstore.local_log import LocalLog
     from logstore.reader import Section
@@ -51,30 +55,70 @@ NO_DESCRIPTOR: Final = -1
 VIEWED_FILES_MIN: Final = 4
 
 
+class Moment(NamedTuple):
+    """
+    Until when a look at another process's log holds.
+
+    Attributes:
+        page: What its writer shows, or the next one will.
+        change_count: Of the page, at the look: the look holds no longer than that.
+        seconds: How long it holds from now on, at most.
+        truncations: ``log.truncations`` at the look.
+    """
+
+    page: LivePage
+    change_count: int
+    seconds: float
+    truncations: int
+
+
+class MomentaryLog(Protocol):
+    """What the places need of a log that another process may write."""
+
+    def moment(self) -> Moment | None:
+        """Return until when the last look holds; None: nobody can tell."""
+        ...
+
+
 class RecordPlaces:
     """
     The places of one log that its ``getter`` knows.
 
     **Thread rule**: any thread may call anything.
+
+    Args:
+        local_log: The log's segments.
+        watermarks: The log's.
+        view: What another process's log is seen through; None: this process writes it.
+        bind: Has ``log[offset]`` ask a getter first, from now on.
     """
 
     __slots__ = (
+        "_bind",
         "_entry_count",
-        "_is_view",
         "_local_log",
         "_marks",
         "_range",
         "_section",
         "_segments",
         "_truncations",
+        "_view",
         "_watermarks",
         "getter",
     )
 
-    def __init__(self, local_log: LocalLog, watermarks: Watermarks, *, is_view: bool) -> None:
+    def __init__(
+        self,
+        local_log: LocalLog,
+        watermarks: Watermarks,
+        *,
+        view: MomentaryLog | None,
+        bind: Callable[[RecordGetter], None],
+    ) -> None:
         self._local_log = local_log
         self._watermarks = watermarks
-        self._is_view = is_view
+        self._view = view
+        self._bind = bind
         self._section: Section | None = None
         self._segments: Segments | None = None  # Those that the getter's places belong to.
         self._truncations = -1  # When those were learnt.
@@ -82,10 +126,12 @@ class RecordPlaces:
         self._range: tuple[int, int] | None = None  # As the getter knows it.
         self._marks: object = None
         self.getter = self._new_getter()
+        if view is None:
+            bind(self.getter)
 
     def _new_getter(self) -> RecordGetter:
         writer, most = self._local_log.writer, self._local_log.config.mapped_segments_max
-        if not self._is_view:
+        if self._view is None:
             return RecordGetter(self._watermarks, writer, writer.published_address, most)
         # Where a log ends that somebody else writes is part of the range that it is told.
         end = ffi.new("int64_t *", OFFSET_MAX)
@@ -102,21 +148,32 @@ class RecordPlaces:
             first: The first offset that a committed reader may read.
             end: Where it ends, exclusive.
         """
-        if self._is_view and not self._is_current(truncations):
-            return None
+        view = self._view
+        if view is not None:
+            if not self._is_current(truncations):
+                return None
+            self._let_c_look(view, truncations)
         section = self._section
         if section is not None and section.covers(offset):
             with contextlib.suppress(InvalidRecordError):
                 for record in section.records(offset, offset + 1, 1):
                     return record
             return None
-        if not self._is_view:
+        if view is None:
             return None  # C was asked before.
         marks = self._watermarks.committed_range()[2]  # C asks whether they are still the same.
         if self._range != (first, end) or self._marks is not marks:
             self.getter.set_range(first, end, marks)
             self._range, self._marks = (first, end), marks
         return self.getter.get(offset)
+
+    def _let_c_look(self, view: MomentaryLog, truncations: int) -> None:
+        """Have C answer by itself as long as the last look at the log holds."""
+        moment = view.moment()
+        if moment is not None and moment.truncations == truncations:
+            page = moment.page
+            self.getter.set_moment(page, page.address, moment.change_count, moment.seconds)
+            self._bind(self.getter)
 
     def _is_current(self, truncations: int) -> bool:
         """Whether what was learnt still holds; forget it if not."""
@@ -137,7 +194,7 @@ class RecordPlaces:
         """
         self._section = section
         segments = self._local_log.segments
-        if not self._is_view:
+        if self._view is None:
             self.getter.set_range(*self._watermarks.committed_range())
             if segments is not self._segments:
                 self.getter.retain(segments.first.base_offset, segments.active.base_offset)

@@ -71,7 +71,7 @@ LAYERS = [
     {"record_places"},
     {"arrow_batches", "single_record", "view_loader", "waiting"},
     {"arrow", "follow", "live_segment"},
-    {"partition"},
+    {"live_listing", "partition"},
     {"live_view", "partition_flush"},
     {"partition_watermarks"},
     {"appending"},

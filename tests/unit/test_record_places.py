@@ -431,6 +431,49 @@ class TestChanges:
                 view[20]
             assert_same(view, range(203))
 
+    def test_c_answers_for_a_reader(self, log, monkeypatch):
+        """While nothing changes, and for a tenth of a second, Python is not asked."""
+        fill(log)
+        with logstore.open(log.directory, "r") as view:
+            asked = []
+            general = logstore.Log._get_general
+
+            def ask(self, offset):
+                asked.append(offset)
+                return general(self, offset)
+
+            monkeypatch.setattr(logstore.Log, "_get_general", ask)
+            assert_same(view, range(200))
+            for offset in range(195, 200):
+                assert b"value %d" % offset == view[offset].value
+            asked.clear()
+            assert [b"value 198", b"value 199"] == [view[at].value for at in (198, 199)]
+            assert len(asked) < 2
+            log.append(b"more")
+            assert b"more" == view[200].value
+            assert 200 in asked
+            log.truncate_to(195)
+            with pytest.raises(logstore.OffsetOutOfRangeError):
+                view[198]
+            log.extend([b"new"] * 5)
+            assert b"new" == view[198].value
+        with pytest.raises(logstore.ClosedError):
+            view[198]
+
+    def test_a_moment_that_is_over(self, log):
+        """What a reader's C knows does not outlive its page's change count, nor its time."""
+        fill(log)
+        with logstore.open(log.directory, "r") as view:
+            assert b"value 7" == view[7].value
+            view._view.refresh()
+            getter = view.record_places().getter
+            assert b"value 7" == view[7].value
+            page = log.live_page
+            getter.set_moment(page, page.address, page.change_count - 2, 60.0)
+            assert b"value 7" == view[7].value
+            getter.set_moment(page, page.address, page.change_count, 0.0)
+            assert b"value 8" == view[8].value
+
     def test_gets_of_a_reader_beside_truncations(self, log):
         """Every record is of the log as it was at some moment of the call."""
         fill(log, 60, b"0")

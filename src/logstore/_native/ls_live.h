@@ -1,6 +1,6 @@
 /*
  * ls_live.h: the page that a log's writer and its readers in other processes share. Only ls_live.c,
- * the writer and ls_py_live.c, ls_py_tail.c include this. Format and rules: live_offsets.py; contract: logstore.h.
+ * the writer and what reads beside one in C (ls_py_*.c) include this. Format and rules: live_offsets.py; contract: logstore.h.
  *
  * A fixed place for each field: readers may be of another build of the same version.
  */

@@ -9,6 +9,7 @@
 #include "ls_py_get.h"
 
 #include <sys/mman.h>
+#include <time.h>
 
 enum {
     FILE_BYTES = 128 << 10,    /* of a file read at once, with the GIL kept: 10 us */
@@ -314,15 +315,51 @@ static PyObject *get(struct ls_finder *finder, int64_t offset) {
     return record;
 }
 
-PyObject *ls_py_getter_get(PyObject *self, int64_t offset) {
+/* ---- of a log that another process may write --------------------------------------------------- */
+
+int64_t ls_get_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whether what is known of it still holds, after everything that was read before. */
+static bool is_as_known(const struct ls_finder *finder) {
+    if (!finder->is_view) return true;
+    if (finder->live == NULL) return false;
+    atomic_thread_fence(memory_order_seq_cst);
+    return atomic_load(&finder->live->change_count) == finder->change_count;
+}
+
+static PyObject *get_as_known(struct ls_finder *finder, int64_t offset) {
+    if (!is_as_known(finder)) return NULL;
+    if (finder->is_view && ls_get_now_ns() >= finder->until_ns) return NULL;
+    PyObject *record = get(finder, offset);
+    if (!is_as_known(finder)) {
+        ls_get_forget_batch(finder); /* Its bytes may be another's. */
+        Py_CLEAR(record);
+    }
+    return record;
+}
+
+static PyObject *alone(PyObject *self, int64_t offset,
+                       PyObject *(*look)(struct ls_finder *finder, int64_t offset)) {
     struct ls_finder *finder = (struct ls_finder *)self;
     PyObject *record = NULL;
 #ifdef Py_GIL_DISABLED
     Py_BEGIN_CRITICAL_SECTION(self);
 #endif
-    if (!finder->is_busy) record = get(finder, offset);
+    if (!finder->is_busy) record = look(finder, offset);
 #ifdef Py_GIL_DISABLED
     Py_END_CRITICAL_SECTION();
 #endif
     return record;
+}
+
+PyObject *ls_py_getter_get(PyObject *self, int64_t offset) {
+    return alone(self, offset, get_as_known);
+}
+
+PyObject *ls_py_getter_find(PyObject *self, int64_t offset) {
+    return alone(self, offset, get);
 }

@@ -5,6 +5,7 @@
 #ifndef LS_PY_GET_H
 #define LS_PY_GET_H
 
+#include "ls_live.h"
 #include "ls_py_batch.h"
 
 enum {
@@ -42,7 +43,13 @@ struct ls_finder {
     Py_ssize_t room;
     int64_t mapped_max;
     int64_t files_max;
-    int64_t now;
+    int64_t now; /* in gets */
+    /* Of a log that another process may write: all of this holds while its page says so, */
+    bool is_view;
+    PyObject *live_owner;
+    struct ls_live *live;
+    int64_t change_count;
+    int64_t until_ns; /* and not longer: then who writes is to be looked at */
     struct ls_py_state *state;
     /* The batch that was checked last, if records is not NULL; in `batch_owner`'s memory, or ours. */
     struct ls_open_batch batch;
@@ -52,6 +59,10 @@ struct ls_finder {
     bool is_busy;          /* making a record, in this thread */
     uint8_t *buffer;       /* see ls_py_get.c */
 };
+
+/* As ls_py_getter_get, by a caller that looks for changes before and after. */
+PyObject *ls_py_getter_find(PyObject *self, int64_t offset);
+int64_t ls_get_now_ns(void);
 
 static inline void ls_get_forget_batch(struct ls_finder *finder) {
     finder->batch.records = NULL;

@@ -42,6 +42,7 @@ static int getter_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(finder->marks);
     Py_VISIT(finder->writer);
     Py_VISIT(finder->batch_owner);
+    Py_VISIT(finder->live_owner);
     for (Py_ssize_t i = 0; i < finder->count; i++)
         Py_VISIT(finder->places[i].owner);
     return 0;
@@ -66,6 +67,8 @@ static int getter_clear(PyObject *self) {
     Py_CLEAR(finder->marks);
     Py_CLEAR(finder->watermarks);
     finder->log_end_offset = NULL;
+    finder->live = NULL;
+    Py_CLEAR(finder->live_owner);
     Py_CLEAR(finder->writer);
     return 0;
 }
@@ -92,6 +95,24 @@ static PyObject *set_range(struct ls_finder *finder, PyObject *args) {
     finder->start_offset = start_offset;
     finder->stop_offset = stop_offset;
     finder->marks = Py_NewRef(marks);
+    Py_XDECREF(old);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *set_moment(struct ls_finder *finder, PyObject *args) {
+    PyObject *owner = NULL;
+    unsigned long long live = 0;
+    long long change_count = 0;
+    double seconds = 0.0;
+    if (!PyArg_ParseTuple(args, "OKLd:set_moment", &owner, &live, &change_count, &seconds)) {
+        return NULL;
+    }
+    PyObject *old = finder->live_owner;
+    finder->is_view = true;
+    finder->live_owner = Py_NewRef(owner);
+    finder->live = (struct ls_live *)(uintptr_t)live;
+    finder->change_count = change_count;
+    finder->until_ns = ls_get_now_ns() + (int64_t)(seconds * 1e9);
     Py_XDECREF(old);
     return Py_NewRef(Py_None);
 }
@@ -208,6 +229,10 @@ static PyObject *getter_set_range(PyObject *self, PyObject *args) {
     return alone(self, args, set_range);
 }
 
+static PyObject *getter_set_moment(PyObject *self, PyObject *args) {
+    return alone(self, args, set_moment);
+}
+
 static PyObject *getter_add(PyObject *self, PyObject *args) {
     return alone(self, args, add);
 }
@@ -227,12 +252,17 @@ static PyObject *getter_places(PyObject *self, PyObject *unused) {
 static PyObject *getter_get(PyObject *self, PyObject *argument) {
     long long offset = PyLong_AsLongLong(argument);
     if (offset == -1 && PyErr_Occurred()) return NULL;
-    PyObject *record = ls_py_getter_get(self, offset);
+    PyObject *record = ls_py_getter_find(self, offset);
     return record != NULL || PyErr_Occurred() ? record : Py_NewRef(Py_None);
 }
 
 static PyMethodDef getter_methods[] = {
-    {"get", getter_get, METH_O, "The record at an offset; None: ask in the general way."},
+    {"get", getter_get, METH_O,
+     "The record at an offset; None: ask in the general way. Of another process's log the caller\n"
+     "looks before and after whether it has changed."},
+    {"set_moment", getter_set_moment, METH_VARARGS,
+     "set_moment(owner, live, change_count, seconds): the log is another process's, and what is\n"
+     "known of it holds while its live offsets have this change count, at most for some seconds."},
     {"set_range", getter_set_range, METH_VARARGS,
      "set_range(start, stop, marks): what may be read while the watermarks' _marks are these."},
     {"add", getter_add, METH_VARARGS,

@@ -103,6 +103,10 @@ if TYPE_CHECKING:
 
         def set_range(self, start: int, stop: int, marks: object, /) -> None: ...
 
+        def set_moment(
+            self, owner: object, live: int, change_count: int, seconds: float, /
+        ) -> None: ...
+
         def add(
             self,
             owner: object,
