@@ -2,13 +2,15 @@
 Contests of following: how soon another process has a record, and how many asyncio takes.
 
 Records are appended at a fixed rate; each says when it was due, so that a delay of the writer
-counts, too. The yardstick is the same with nothing but a futex and a word of shared memory.
+counts, too. The yardstick is the same with nothing but a futex and a word of shared memory; of who
+spins, writers too, it is what nobody gets around: a pwrite, the word, and a pread of what it is of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +26,13 @@ from logstore._native import LIVE_BYTES, LivePage
 from logstore.files import REAL_FILES
 
 INTERVAL_SECONDS = 0.002
+SPINNING_INTERVAL_SECONDS = 0.0001
+RECORD_BYTES = 77  # In the file, of eight bytes.
 WARM_UP = 20
 DUE = struct.Struct("=q")
 THE_END = -1
 DUE_AT = 3072  # In the yardstick's page, behind all that is used.
+WRITTEN_AT = 3136
 
 
 Ready = Callable[[], object]
@@ -70,6 +75,19 @@ def _at_a_fixed_rate(count: int, emit: Callable[[int], object]) -> None:
         emit(due)
 
 
+def _spinning(count: int, emit: Callable[[int], object]) -> None:
+    """The same without sleeping; who comes late has missed its time: that is another matter."""
+    time.sleep(0.01)
+    now = time.monotonic_ns
+    step = int(SPINNING_INTERVAL_SECONDS * 1e9)
+    due = now()
+    for _ in range(count):
+        due = max(due + step, now())
+        while now() < due:
+            continue
+        emit(due)
+
+
 def latency(directory: Path, size: Size) -> Contest:
     """Time from the moment that a record is due to the moment that another process has it."""
     count = WARM_UP + max(10, size.calls // 50)
@@ -77,6 +95,7 @@ def latency(directory: Path, size: Size) -> Contest:
     REAL_FILES.pwrite(fd, bytes(LIVE_BYTES), 0)
     mapping = REAL_FILES.map(fd, LIVE_BYTES, writable=True)
     page, memory = LivePage(mapping), mapping.writable_view
+    plain = os.open(directory / "plain", os.O_RDWR | os.O_CREAT)
     log = logstore.open(directory / "follow-0")
 
     def wake_ups(ready: Ready) -> Iterator[int]:
@@ -106,9 +125,34 @@ def latency(directory: Path, size: Size) -> Contest:
     def append(due: int) -> None:
         log.append(DUE.pack(due))
 
-    def quantile(work: Work, emit: Callable[[int], object], part: float, _: Stopwatch) -> float:
+    position = 0
+
+    def system_calls(ready: Ready) -> Iterator[int]:
+        signal.alarm(60)  # It would spin for ever, were its parent gone.
+        at = position
+        ready()
+        for _ in range(count):
+            while DUE.unpack_from(memory, WRITTEN_AT)[0] <= at:
+                continue
+            (due,) = DUE.unpack_from(os.pread(plain, RECORD_BYTES, at))
+            at += RECORD_BYTES
+            yield due
+
+    def write(due: int) -> None:
+        nonlocal position
+        os.pwrite(plain, DUE.pack(due).ljust(RECORD_BYTES), position)
+        position += RECORD_BYTES
+        DUE.pack_into(memory, WRITTEN_AT, position)
+
+    def quantile(
+        work: Work,
+        emit: Callable[[int], object],
+        part: float,
+        _: Stopwatch,
+        rate: Callable[[int, Callable[[int], object]], None] = _at_a_fixed_rate,
+    ) -> float:
         child = _in_child(work)
-        _at_a_fixed_rate(count, emit)
+        rate(count, emit)
         wake(THE_END)
         delays = _delays(*child)
         assert delays  # Two that came close together are one wake-up of a bare futex.
@@ -133,22 +177,33 @@ def latency(directory: Path, size: Size) -> Contest:
                 peer="broker 470 us" if part == 0.5 else "-",
             )
         )
-    variants.append(
-        Variant("spin p50", partial(quantile, partial(records, 1.0), append, 0.5), "wall")
-    )
-    targets.append(
+    spinning = partial(quantile, rate=_spinning)
+    variants += [
+        Variant("system calls p50", partial(spinning, system_calls, write, 0.5), "wall"),
+        Variant("spin p50", partial(spinning, partial(records, 1.0), append, 0.5), "wall"),
+    ]
+    targets += [
         Target(
             "the same, spinning, p50, seconds",
             "spin p50",
             None,
+            1e-6,
             at_most=True,
             unit="s",
             peer="Chronicle 0.3 us",
-        )
-    )
+        ),
+        Target(
+            "the same, spinning, p50",
+            "spin p50",
+            "system calls p50",
+            at_most=True,
+            unit="pwrite + pread",
+        ),
+    ]
 
     def close() -> None:
         log.close()
+        os.close(plain)
         REAL_FILES.close(fd)
 
     return Contest("follow latency", tuple(variants), tuple(targets), rounds=5, close=close)
