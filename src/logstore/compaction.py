@@ -376,8 +376,16 @@ class LogCleaner:
         """
         Put other settings in force; what is being cleaned is given up, and begun again later.
 
-        Source: Kafka ``LogCleaner.reconfigure``.
+        Raises:
+            ConfigError: The number of threads is less than half of what it was, or more than twice
+                as much, or none; nothing was changed.
+
+        Source: Kafka ``LogCleaner.validateReconfiguration``, ``reconfigure``.
         """
+        before, threads = self._config.log_cleaner_threads, config.log_cleaner_threads
+        if threads < 1 or not before // 2 <= threads <= 2 * before:
+            rule = f"must be at least 1, and from half to twice the {before} that there are"
+            raise ConfigError([f"log.cleaner.threads={threads} {rule}"])
         was_started = self._task is not None
         self.shutdown()
         self._config = config

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from logstore.cluster_metadata import read_cluster_metadata
-from logstore.errors import ConfigError, LogNotFoundError
+from logstore.errors import LogNotFoundError
 from logstore.topic_configs import RETENTION_PROPERTIES
 from logstore.topic_names import CLUSTER_METADATA_TOPIC
 from logstore.topic_store import TopicStore
@@ -44,7 +44,7 @@ def import_configs(store: TopicStore, path: str | os.PathLike[str] | None) -> Co
     """Do what :meth:`LogStore.import_configs` says."""
     directory = _metadata_directory(store, path)
     metadata = read_cluster_metadata(directory, store.files)
-    imported: dict[str, Mapping[str, str]] = {}
+    found: dict[str, Mapping[str, str]] = {}
     held: dict[str, str] = {}
     policies = {
         policy
@@ -68,14 +68,12 @@ def import_configs(store: TopicStore, path: str | os.PathLike[str] | None) -> Co
             held[name] = f"its cleanup policy was the broker's: {' or '.join(sorted(policies))}"
             continue
         if settings:
-            try:
-                store.alter_topic(name, settings)
-            except ConfigError as error:
-                held[name] = "; ".join(error.problems)
-                continue
-            imported[name] = settings
+            found[name] = settings
         if not settings.keys() & RETENTION_PROPERTIES:
             held[name] = "its retention was the broker's default; state it with alter_topic()"
+    refused = store.alter_topics(found)  # All at once: each write is of the whole file.
+    held |= {name: "; ".join(error.problems) for name, error in refused.items()}
+    imported = {name: settings for name, settings in found.items() if name not in refused}
     return ConfigImport(directory, imported, held, metadata.broker_configs)
 
 

@@ -77,8 +77,8 @@ def open_store(
         config: Settings by Kafka's names: of the store, and defaults for its topics. Without any
             nothing is ever deleted.
         lock_timeout: How many seconds to wait for another writer to close the store.
-        lazy: Open each partition when it is first used. Until then nothing is flushed, deleted or
-            compacted there.
+        lazy: Open each partition when it is first used, or when a round of retention finds that
+            its settings let records go: after ``log.initial.task.delay.ms``, or later.
         on_error: Called with each :class:`Report` of background work that failed, and of
             partitions and directories that cannot be used.
         progress: Called with a :class:`LoadProgress` after each partition.

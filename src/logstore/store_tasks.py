@@ -37,6 +37,7 @@ from logstore.checkpoint import (
 from logstore.errors import (
     ClosedError,
     DiskFullError,
+    LockedError,
     LogStoreError,
     RetentionBlockedError,
     StorageError,
@@ -172,10 +173,13 @@ class StoreTasks:
         """
         Let each log delete what its settings let go; compacted and held ones keep everything.
 
+        Logs that nobody has used yet are opened for that, and for the cleaner.
+
         Source: Kafka ``LogManager.cleanupLogs``.
         """
         by_directory: dict[LogDirectory, list[HostedPartition]] = {}
         for hosted in list(store._hosted.values()):
+            self._open_unused(store, hosted)
             if hosted.directory is not None:
                 by_directory.setdefault(hosted.directory, []).append(hosted)
         for directory, partitions in by_directory.items():
@@ -201,6 +205,19 @@ class StoreTasks:
             return  # It was deleted meanwhile.
         except LogStoreError as error:
             self._note(store, hosted, error, f"delete old segments of {topic_partition}")
+
+    def _open_unused(self, store: Store, hosted: HostedPartition) -> None:
+        """Open a partition that nobody has used yet, if its settings let records go."""
+        config = store.config_of(hosted.topic_partition.topic)
+        lets_go = config.compact or config.retention_ms >= 0 or config.retention_bytes >= 0
+        if hosted.was_loaded or not hosted.is_online or not lets_go:
+            return
+        try:
+            hosted.log(store)
+        except (ClosedError, LockedError):
+            return  # It was deleted meanwhile; or somebody has it open, who looks after it.
+        except LogStoreError as error:
+            self._note(store, hosted, error.__cause__ or error, f"load {hosted.topic_partition}")
 
     def _report_blocked(
         self,

@@ -22,6 +22,7 @@ from logstore.checkpoint import (
 )
 from logstore.config import LogConfig
 from logstore.errors import (
+    ConfigError,
     InvalidPartitionsError,
     InvalidTopicError,
     LogStoreError,
@@ -117,12 +118,18 @@ class TopicStore(HostingStore):
 
     def _put(self, topic: str, entry: TopicEntry | None) -> None:
         """Set what is known of a topic; durable on return, or nothing has changed."""
-        before = self.configs.get(topic)
-        self.configs.put(topic, entry)
+        self._put_all({topic: entry})
+
+    def _put_all(self, entries: Mapping[str, TopicEntry | None]) -> None:
+        """Set what is known of topics; durable on return, or nothing has changed."""
+        before = {topic: self.configs.get(topic) for topic in entries}
+        for topic, entry in entries.items():
+            self.configs.put(topic, entry)
         try:
             failed = self.configs.write(self._live)
         except BaseException:
-            self.configs.put(topic, before)
+            for topic, entry in before.items():
+                self.configs.put(topic, entry)
             raise
         for path, error in failed.items():
             self._note_failure(path, error, "write the topics")
@@ -312,22 +319,51 @@ class TopicStore(HostingStore):
             UnknownTopicError: There is no such topic.
             ConfigError: Every unknown name and wrong value; nothing was changed.
         """
+        refused = self.alter_topics({name: config})
+        if refused:
+            raise refused[name]
+        return self.config_of(name)
+
+    def alter_topics(self, changes: Mapping[str, Mapping[str, object]]) -> dict[str, ConfigError]:
+        """
+        Do :meth:`alter_topic` for several topics, which are written together.
+
+        Returns:
+            The topics whose settings were refused, and why; the others have theirs.
+
+        Raises:
+            UnknownTopicError: There is no such topic; nothing was changed.
+        """
         with self._changing():
-            numbers = self.partitions_of(name)
-            entry = self.configs.changed(name, config)
-            if not entry.partitions:
-                entry = entry.replace(partitions=numbers, topic_id=self.topic_id_of(name))
-            self._put(name, entry)
-            settings = self.config_of(name)
-            for number in numbers:
-                hosted = self._hosted.get(TopicPartition(name, number))
-                log = None if hosted is None else hosted.open_log
-                if log is not None:
-                    try:
-                        self._update_config(log, settings)
-                    except LogStoreError as error:  # It has the settings when it is opened again.
-                        self.report(error, f"alter {name}-{number}")
-            return settings
+            entries: dict[str, TopicEntry | None] = {}
+            refused = {}
+            for name, config in changes.items():
+                numbers = self.partitions_of(name)
+                try:
+                    entry = self.configs.changed(name, config)
+                except ConfigError as error:
+                    refused[name] = error
+                    continue
+                if not entry.partitions:
+                    entry = entry.replace(partitions=numbers, topic_id=self.topic_id_of(name))
+                entries[name] = entry
+            if entries:
+                self._put_all(entries)
+            for name in entries:
+                self._put_in_force(name)
+            return refused
+
+    def _put_in_force(self, name: str) -> None:
+        """Let the open logs of a topic have its settings."""
+        settings = self.config_of(name)
+        for number in self.partitions_of(name):
+            hosted = self._hosted.get(TopicPartition(name, number))
+            log = None if hosted is None else hosted.open_log
+            if log is not None:
+                try:
+                    self._update_config(log, settings)
+                except LogStoreError as error:  # It has the settings when it is opened again.
+                    self.report(error, f"alter {name}-{number}")
 
 
 def _checked_count(count: int) -> int:

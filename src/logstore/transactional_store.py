@@ -55,6 +55,7 @@ class TransactionalStore(LoadingStore):
             TransactionSettings(
                 config.transaction_state_log_num_partitions,
                 config.transaction_state_log_segment_bytes,
+                config.topic_defaults.transaction_max_timeout_ms,
                 transactional_id_expiration_ms=config.transactional_id_expiration_ms,
                 # On a test's files everything happens in order, and in the caller's thread.
                 flush_threads=FLUSH_THREADS if self.files is REAL_FILES else 0,

@@ -377,6 +377,15 @@ class TestLogCleaner:
         assert 1 == len(list(log.read()))
         log.close()
 
+    def test_threads_change_by_half_or_twice(self, tmp_path):
+        """Kafka's rule; a change that breaks it is no change."""
+        cleaner = Logs(tmp_path).cleaner(CleanerConfig(log_cleaner_threads=4))
+        for threads in (0, 1, 9):
+            with pytest.raises(ConfigError, match="half to twice"):
+                cleaner.reconfigure(CleanerConfig(log_cleaner_threads=threads))
+        for threads in (8, 4, 2):
+            cleaner.reconfigure(CleanerConfig(log_cleaner_threads=threads))
+
 
 class TestThrottler:
     def test_the_average_is_kept(self):

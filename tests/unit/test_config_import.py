@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 from uuid import UUID
@@ -25,6 +26,7 @@ from logstore.metadata_record import SCHEMAS
 from logstore.protocol_message import unsigned_varint
 from logstore.records_builder import encode_batch
 from logstore.store import open_log_store
+from logstore.topic_configs import TOPICS_FILE
 
 ORDERS, OTHER = UUID(int=7), UUID(int=8)
 
@@ -156,7 +158,10 @@ class TestImport:
         metadata.append(config("e", "remote.storage.enable", "true"))
         with open_log_store(path) as store:
             store.alter_topic("mine", {"retention.ms": -1})
+            before = json.loads((path / TOPICS_FILE).read_bytes())["generation"]
             found = store.import_configs()
+            # Each write is of the whole file: one for all of them.
+            assert before + 1 == json.loads((path / TOPICS_FILE).read_bytes())["generation"]
             assert {"a", "b"} == found.imported.keys()
             assert {"b", "c", "d", "e"} == found.held.keys()
             assert "default" in found.held["b"]

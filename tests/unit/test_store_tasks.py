@@ -141,6 +141,26 @@ class TestRetention:
         for n in range(count):
             log.append(b"%050d" % n)
 
+    def test_of_partitions_that_nobody_uses(self, session):
+        """A lazy store opens those whose settings let records go, and no other."""
+        s = session()
+        for name, config in (
+            ("kept", {}),
+            ("small", {"retention.bytes": 300}),
+            ("states", {"cleanup.policy": "compact"}),
+        ):
+            topic = s.store.create_topic(name, config=self.config(**config))
+            self.fill(topic[0], 0 if config.get("cleanup.policy") else 20)
+        s.store.close()
+        s = session(lazy=True)
+        assert [] == list(s.store.logs())
+        s.run_for(6 * MINUTE_MS)
+        names = {os.path.basename(log.directory) for log in s.store.logs()}
+        assert {"small-0", "states-0"} == names
+        assert s.store["small", 0].log_start_offset > 0
+        assert 0 == s.store["kept", 0].log_start_offset
+        assert not s.reports
+
     def test_by_size(self, session):
         """The task applies what each topic says; without a word nothing goes."""
         s = session(config=self.config())

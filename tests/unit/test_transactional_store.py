@@ -12,7 +12,7 @@ import pytest
 import logstore
 from logstore.checkpoint import TopicPartition
 from logstore.clock import ManualClock
-from logstore.errors import OfflineError, ReadOnlyError
+from logstore.errors import InvalidTransactionTimeoutError, OfflineError, ReadOnlyError
 from logstore.producer_ids import FIRST_PRODUCER_ID
 from logstore.records_builder import encode_batch
 from logstore.scheduler import ManualScheduler
@@ -147,6 +147,14 @@ def test_time_out_by_the_store(path):
         assert not store.errors
         with pytest.raises(logstore.ProducerFencedError):
             transaction.commit()
+
+
+def test_longest_time_out(path):
+    """It is a setting of the store, by Kafka's name."""
+    with logstore.open_store(path, config=FEW | {"transaction.max.timeout.ms": 1000}) as store:
+        store.transaction("t", timeout_ms=1000).abort()
+        with pytest.raises(InvalidTransactionTimeoutError, match="1000"):
+            store.transaction("t", timeout_ms=1001)
 
 
 def test_two_directories(tmp_path):
