@@ -69,13 +69,13 @@ def _columns(
     now_ms: int,
     check_times: bool,
 ) -> GivenColumns:
-    values = _binary(pa, _column(batch, value), value)
-    value_parts = _buffers(values)
+    values = binary_array(pa, _column(batch, value), value)
+    value_parts = binary_buffers(values)
     keys: dict[str, Any] = {}
     null_key: int | None = 0
     if key is not None:
-        key_array = _binary(pa, _column(batch, key), key)
-        key_data, key_offsets, key_validity = _buffers(key_array)
+        key_array = binary_array(pa, _column(batch, key), key)
+        key_data, key_offsets, key_validity = binary_buffers(key_array)
         keys = {"keys": key_data, "key_offsets": key_offsets, "key_validity": key_validity}
         null_key = None if key_validity is None else _first_null(key_validity)
     timestamps = None
@@ -102,7 +102,7 @@ def _column(batch: Any, name: str) -> Any:
     return batch.column(index)
 
 
-def _binary(pa: Any, array: Any, name: str) -> Any:
+def binary_array(pa: Any, array: Any, name: str) -> Any:
     """Return a column as binary or large_binary; other layouts of bytes and text are cast."""
     types = pa.types
     kind = array.type
@@ -127,7 +127,7 @@ def _binary(pa: Any, array: Any, name: str) -> Any:
     raise TypeError(f"column {name!r} is {kind}, not binary or string; cast it")
 
 
-def _buffers(array: Any) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
+def binary_buffers(array: Any) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.uint8] | None]:
     """Return bytes, offsets and bitmap of a binary column; the bitmap is moved to bit 0."""
     validity, offsets, data = array.buffers()
     width = np.int64 if "large" in str(array.type) else np.int32

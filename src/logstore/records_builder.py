@@ -350,7 +350,7 @@ def _encode_section(
     values, value_offsets, value_validity = _column([row[3] for row in rows])
     keys, key_offsets, key_validity = _column([row[2] for row in rows])
     headers, header_offsets, _ = _column(
-        [_encode_headers(row[4]) if row[4] else b"" for row in rows]
+        [encode_headers(row[4]) if row[4] else b"" for row in rows]
     )
     bound = len(values) + len(keys) + len(headers) + _RECORD_OVERHEAD_MAX * len(rows)
     if bound > INT32_MAX - BATCH_OVERHEAD:
@@ -397,13 +397,14 @@ def _encode_record(row: RecordFields, offset_delta: int, timestamp_delta: int) -
             varint(offset_delta),
             *_sized(key),
             *_sized(value),
-            _encode_headers(headers),
+            encode_headers(headers),
         )
     )
     return varint(len(body)) + body
 
 
-def _encode_headers(headers: Headers) -> bytes:
+def encode_headers(headers: Headers) -> bytes:
+    """Return headers as a record has them: their number, then each name and value."""
     parts = [varint(len(headers))]
     for name, value in headers:
         parts += _sized(name.encode("utf-8", "surrogateescape"))

@@ -17,7 +17,12 @@ from logstore.spark.options import check_names, parse_source_options
 from logstore.spark.source_columns import columns_of, schema_ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 
@@ -62,3 +67,21 @@ class LogStoreDataSource(DataSource):
         options = parse_source_options(self.options)
         options.check_stream()
         return LogStoreStreamReader(options, columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch write."""
+        from logstore.spark.batch_writer import LogStoreBatchWriter  # noqa: PLC0415
+        from logstore.spark.sink_options import parse_sink_options  # noqa: PLC0415
+
+        return LogStoreBatchWriter(parse_sink_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: ARG002 - In output mode complete; rows are appended, as by Kafka.
+    ) -> DataSourceStreamWriter:
+        """Return the writer of a stream."""
+        from logstore.spark.sink_options import parse_stream_sink_options  # noqa: PLC0415
+        from logstore.spark.stream_writer import LogStoreStreamWriter  # noqa: PLC0415
+
+        return LogStoreStreamWriter(parse_stream_sink_options(self.options), schema)
