@@ -189,7 +189,7 @@ class FlushedPartition(Partition):
             self._is_flush_due = True
             self._scheduler.schedule("flush-log", weakly(self, type(self)._flush_sealed_segments))
         self._sealed_files.add(sealed, snapshot_offset, limit)
-        is_much = self._sealed_files.size_bytes >= UNFLUSHED_INDEXES_BYTES_MAX
+        is_much = self._sealed_files.bytes_since_flush >= UNFLUSHED_INDEXES_BYTES_MAX
         if is_much or not self._is_index_flush_due:
             self._is_index_flush_due = True
             action = weakly(self, type(self)._flush_sealed_files)

@@ -38,14 +38,18 @@ class SealedFiles:
 
     Args:
         files: The door to the file system.
+
+    Attributes:
+        bytes_since_flush: What a recovery would read of the segments added since a flush began.
     """
 
-    __slots__ = ("_files", "_flushing", "_waiting")
+    __slots__ = ("_files", "_flushing", "_waiting", "bytes_since_flush")
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._flushing = threading.Lock()
         self._waiting: dict[LogSegment, tuple[int, int]] = {}  # Snapshot offset and limit.
+        self.bytes_since_flush = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,11 +67,7 @@ class SealedFiles:
             limit: Until all of this is durable the recovery point on the disk is not above it.
         """
         self._waiting[segment] = snapshot_offset, limit
-
-    @property
-    def size_bytes(self) -> int:
-        """What a recovery would read of these segments."""
-        return sum(segment.size_bytes for segment in self._waiting)
+        self.bytes_since_flush += segment.size_bytes
 
     def limit(self, recovery_point: int) -> int:
         """Return how far the recovery point on the disk may rise, of the one that there is."""
@@ -91,6 +91,7 @@ class SealedFiles:
             StorageError: What reached the disk is unknown. The segments keep waiting.
         """
         with self._flushing:
+            self.bytes_since_flush = 0  # First: what comes in between is counted, if twice.
             waiting = list(self._waiting.items())
             # Their files are open from the beginning to the end of it.
             count = min(FLUSHED_TOGETHER, max(1, OPEN_FILES.segments_max // FILES_DIVISOR))
