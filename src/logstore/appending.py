@@ -331,8 +331,10 @@ class AppendingPartition(WatermarkedPartition):
     def roll_segment(self, expected_next_offset: int = 0) -> LogSegment:
         """Roll; the lock is held."""
         self.sync_producer_state()
-        sealed, recovery_point = self._local_log.active_segment, self.recovery_point
-        was_flushed = self.log_end_offset <= recovery_point  # Then its indexes are, by the roll.
+        sealed, recovery_point = self._local_log.segments.active, self._flusher.recovery_point
+        was_flushed = (
+            self._writer.log_end_offset <= recovery_point
+        )  # Then its indexes are, by the roll.
         segment = self._local_log.roll(expected_next_offset, recovery_point=recovery_point)
         base_offset = segment.base_offset
         self._flush_later(sealed, base_offset, base_offset if was_flushed else sealed.base_offset)

@@ -134,6 +134,13 @@ class FileHandle:
 
     Thread rule: any thread may lease, release and close.
 
+    Args:
+        files: The door to the file system.
+        path: Where the file is.
+        flags: As :func:`os.open` takes them.
+        mode: The same, of a file that is made.
+        fd: The file, if it is open already: from here on it is this object's to close.
+
     Attributes:
         path: Where the file is; :meth:`rename` moves it.
     """
@@ -150,7 +157,13 @@ class FileHandle:
     )
 
     def __init__(
-        self, files: Files, path: Path, flags: int = os.O_RDONLY, mode: int = 0o666
+        self,
+        files: Files,
+        path: Path,
+        flags: int = os.O_RDONLY,
+        mode: int = 0o666,
+        *,
+        fd: int | None = None,
     ) -> None:
         self._is_closed = True  # For __del__, should open raise.
         self._is_retired = False
@@ -158,7 +171,7 @@ class FileHandle:
         self.path = os.fspath(path)
         self._guard = threading.Lock()
         self._lease_count = 0
-        self._fd = files.open(path, flags, mode)
+        self._fd = files.open(path, flags, mode) if fd is None else fd
         files.hold()
         self._is_closed = False
 

@@ -44,8 +44,7 @@ class InheritedSegment(ViewSegment):
         )
         self._log_end_offset: Final = log.log_end_offset
         # Behind these the index files are preallocated, or the parent is writing in them.
-        self._offset_entries: Final = parents.offset_index.known_entry_count
-        self._time_entries: Final = parents.time_index.known_entry_count
+        self._offset_entries, self._time_entries = parents.known_entry_counts
         self._is_measured = False
         self._are_indexes_sure = True  # What of them is used was the parent's work.
 

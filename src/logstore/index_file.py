@@ -165,6 +165,23 @@ class IndexFile:
                 self._entry_count = self._file_bytes // self.ENTRY_BYTES
             self._is_open = True
 
+    def adopt(self, fd: int, file_bytes: int, entry_count: int) -> None:
+        """
+        Go on with a new file that is open already: the descriptor is this object's from here on.
+
+        Args:
+            fd: Open to be written.
+            file_bytes: Its size, with preallocated space.
+            entry_count: Entries that are in it, none of them on the device.
+        """
+        with self._lock:
+            assert not self._is_open
+            self._handle = FileHandle(self._files, self.path, fd=fd)
+            self._file_bytes = file_bytes
+            self._entry_count = entry_count
+            self._is_dirty = True
+            self._is_open = True
+
     def _create_new(self) -> int:
         try:
             return self._create()

@@ -191,6 +191,11 @@ class LiveFile:
         return self._fd >= 0 and is_slot_locked(self._fd, READERS_SLOT)
 
     @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name at all any more."""
+        return self._fd < 0 or os.fstat(self._fd).st_nlink == 0
+
+    @property
     def is_current(self) -> bool:
         """Whether the file still has its name: else somebody has deleted it."""
         if self._fd < 0:
@@ -294,6 +299,11 @@ class LiveOffsets:
     def page(self) -> LivePage:
         """What is shared."""
         return self._file.page
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name at all any more; takes less than :attr:`is_current`."""
+        return self._file.is_deleted
 
     @property
     def is_current(self) -> bool:

@@ -164,16 +164,19 @@ class LocalLog:
             )
         return active
 
-    def detach(self) -> None:
+    def detach(self, *, is_to_seal: bool = False) -> None:
         """
         Take the active segment back from the writer.
+
+        Args:
+            is_to_seal: It is going to be sealed at once.
 
         Raises:
             StorageError: What a failed append left behind the end could not be cut off. The log
                 takes no changes any more.
         """
         try:
-            self.segments.active.detach()
+            self.segments.active.detach(is_to_seal=is_to_seal)
         except StorageError as error:
             if error.errno != errno.EDEADLK:  # By code that an append runs: it goes on to write.
                 self.poison.note(error)
@@ -277,7 +280,7 @@ class LocalLog:
                 path=active.log_path,
                 offset=base_offset,
             )
-        self.detach()
+        self.detach(is_to_seal=True)
         active.on_become_inactive()
         if active.base_offset < self.log_end_offset <= recovery_point:
             with self.poison.if_it_fails():

@@ -77,18 +77,23 @@ class OpenFiles:
     **Thread rule**: any thread may call anything.
     """
 
-    __slots__ = ("_held", "_lock", "_segments_max", "_thread")
+    __slots__ = ("_default", "_held", "_lock", "_segments_max", "_thread")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None  # That has others give up.
         self._held: dict[int, weakref.ref[FileHolder]] = {}
         self._segments_max: int | None = None
+        self._default = 0  # As it was when there were more, or when files ran out.
 
     @property
     def segments_max(self) -> int:
         """How many segments may hold files; None sets the default again."""
-        return default_segments_max() if self._segments_max is None else self._segments_max
+        if self._segments_max is not None:
+            return self._segments_max
+        if len(self._held) > self._default or self._default == 0:
+            self._default = default_segments_max()
+        return self._default
 
     @segments_max.setter
     def segments_max(self, count: int | None) -> None:
@@ -137,6 +142,7 @@ class OpenFiles:
         except StorageError as error:
             if error.errno not in OUT_OF_FILES:
                 raise
+            self._default = 0  # The limit may have been lowered.
             if self._give_up(lambda held: held // 2 + 1) == 0:
                 raise
         return action()

@@ -551,9 +551,10 @@ class Partition(NativeLog):
 
     def _show_active_segment(self) -> None:
         """Let other processes see which segment is active, after a roll or a truncation."""
-        self._renew_live_offsets()
+        if self._live is not None and self._live.is_deleted:
+            self._renew_live_offsets()
         if self._live is not None:
-            active = self._local_log.active_segment
+            active = self._local_log.segments.active
             self._live.place(active.base_offset, active.size_bytes)
 
     def _is_forked(self) -> bool:
@@ -561,9 +562,9 @@ class Partition(NativeLog):
 
     def sync_producer_state(self) -> None:
         """Let producer state know what the C append path has written."""
-        producer_state = self.producer_state
-        if producer_state.map_end_offset < self._writer.log_end_offset:
-            producer_state.update_map_end_offset(self._writer.log_end_offset)
+        producer_state, log_end_offset = self.producer_state, self._writer.log_end_offset
+        if producer_state.map_end_offset < log_end_offset:
+            producer_state.update_map_end_offset(log_end_offset)
 
     def refresh_fast_path(self) -> None:
         """
@@ -573,9 +574,10 @@ class Partition(NativeLog):
         no listener, no flush.messages, nothing to compress, no topic id to be written first, and
         the leader epoch is in the cache.
         """
-        config = self.config
-        epoch = self.leader_epoch
-        segment = self._local_log.active_segment
+        config = self._local_log.config
+        latest_epoch = self.leader_epochs.latest_epoch
+        epoch = latest_epoch or 0
+        segment = self._local_log.segments.active
         fast = (
             not self._is_closed
             and self._poison.cause is None
@@ -585,7 +587,7 @@ class Partition(NativeLog):
             and config.compression_type in ("producer", "uncompressed")
             and not self._is_read_only
             and self._partition_metadata.recorded_topic_id is None
-            and self.leader_epochs.latest_epoch == epoch
+            and latest_epoch == epoch
         )
         rules = (epoch, segment.index_interval_bytes, fast, config)
         if rules == self._rules:

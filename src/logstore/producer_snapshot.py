@@ -306,13 +306,7 @@ def write_snapshot_bytes(path: Path, data: bytes, *, sync: bool, files: Files) -
     if files.exists(path) and files.is_shared(path):
         files.unlink(path)  # A snapshot of the store has the same file.
     # Truncating: a shorter one over a longer one would leave a tail (spec 2.8).
-    fd = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    try:
-        files.pwrite(fd, data, 0)
-        if sync:
-            files.fdatasync(fd)
-    finally:
-        files.close(fd)
+    files.put_file(path, data, sync=sync)
 
 
 def read_snapshot(path: Path, *, files: Files = REAL_FILES) -> list[ProducerStateEntry]:

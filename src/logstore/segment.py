@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from logstore._native import Buffer, PatchedBatch, Writer
     from logstore.config import LogConfig
+    from logstore.fresh_indexes import FreshIndexes
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import ProducerStateManager
 
@@ -177,6 +178,10 @@ class LogSegment(ReadableSegment):
         """
         assert self._writer is None
         self._change_count += 1
+        fresh = self._open_fresh_indexes()
+        if fresh is not None:
+            self._attach_fresh(writer, fresh, segment_ms)
+            return
         offset_index, time_index = self.offset_index, self.time_index
         self._unshare(self._size_bytes)
         offset_index.unshare()
@@ -216,14 +221,46 @@ class LogSegment(ReadableSegment):
         self._leased = leased
         self._writer = writer
 
-    def detach(self) -> None:
-        """Take the counters back from the writer; nothing happens if none is attached."""
+    def _attach_fresh(self, writer: Writer, fresh: FreshIndexes, segment_ms: int) -> None:
+        """Hand over the files of a new, empty segment: there is nothing to be looked up in it."""
+        assert self._size_bytes == 0
+        handle = self.handle
+        log_fd = handle.acquire()
+        try:
+            writer.attach(
+                log_fd=log_fd,
+                index_fd=fresh.offset_fd,
+                timeindex_fd=fresh.time_fd,
+                base_offset=self.base_offset,
+                next_offset=writer.log_end_offset,
+                offset_entries_max=fresh.offset_entries_max,
+                time_entries_max=fresh.time_entries_max,
+                offset_of_max_timestamp=self.base_offset,
+                created_ms=self.created_ms,
+                segment_ms=segment_ms - self.roll_jitter_ms,
+                path=self.log_path,
+            )
+        except BaseException:
+            handle.release()
+            raise
+        self._leased = [handle]
+        self._writer = writer
+
+    def detach(self, *, is_to_seal: bool = False) -> None:
+        """
+        Take the counters back from the writer; nothing happens if none is attached.
+
+        Args:
+            is_to_seal: :meth:`on_become_inactive` comes next.
+        """
         writer = self._writer
         if writer is None:
             return
         with self._guard:
             state = writer.detach()
-            self._note_entries(state.offset_entry_count, state.time_entry_count)
+            is_fresh = self._note_fresh_entries(state)
+            if not is_fresh:
+                self._note_entries(state.offset_entry_count, state.time_entry_count)
             self._writer = None
             self._size_bytes = state.size_bytes
         self.bytes_since_last_index_entry = state.bytes_since_last_index_entry
@@ -233,7 +270,10 @@ class LogSegment(ReadableSegment):
         self._rolling_based_timestamp = (
             state.rolling_based_timestamp if state.size_bytes > 0 else None
         )
-        if state.last_time_entry_timestamp >= 0:
+        if is_fresh:
+            if not is_to_seal:
+                self._make_indexes()
+        elif state.last_time_entry_timestamp >= 0:
             self.time_index.note_last_entry(
                 TimestampOffset(state.last_time_entry_timestamp, state.last_time_entry_offset)
             )
@@ -347,8 +387,15 @@ class LogSegment(ReadableSegment):
 
         Source: Kafka ``onBecomeInactiveSegment``; spec 4.4.
         """
-        self.detach()
+        self.detach(is_to_seal=True)
         self._change_count += 1
+        with self.handle.lease() as log_fd:
+            try:
+                if self._seal_fresh_indexes(log_fd):
+                    return
+            except BaseException:
+                self._make_indexes()  # They know which entries there are; the next roll goes on.
+                raise
         self._append_last_time_entry()
         self.offset_index.trim_to_valid_size()
         self.time_index.trim_to_valid_size()

@@ -26,11 +26,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 from logstore.errors import ClosedError, DiskFullError, StorageError
 from logstore.file_views import FileViews
 from logstore.files import FileHandle, Files
+from logstore.fresh_indexes import FreshIndexes
 from logstore.index import OffsetIndex, TimeIndex, TransactionIndex
 from logstore.open_files import OPEN_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from logstore._native import WriterState
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -48,17 +51,6 @@ OFFSET_DIGITS: Final = 20
 
 # Of an open file: the segment's, the local name, the lease's, and getrefcount's own.
 REFERENCES_OF_AN_UNREAD_FILE: Final = 4
-
-_making_indexes = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _making_indexes  # noqa: PLW0603 - Another thread of the parent may have held it.
-    _making_indexes = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def segment_file_name(base_offset: int, suffix: str) -> str:
@@ -101,6 +93,7 @@ class SegmentFiles:
         "_file_suffix",
         "_files",
         "_former_handles",
+        "_fresh_indexes",
         "_guard",
         "_handle",
         "_index_bytes",
@@ -108,8 +101,10 @@ class SegmentFiles:
         "_is_fresh",
         "_is_kept_open",
         "_is_used",
+        "_making_indexes",
         "_offset_index",
         "_open_flags",
+        "_stem",
         "_time_index",
         "_txn_index",
         "_views",
@@ -132,8 +127,8 @@ class SegmentFiles:
         is_fresh: bool,
     ) -> None:
         assert base_offset >= 0
-        self._directory = os.fspath(directory)
         self.base_offset: Final = base_offset
+        self._set_directory(os.fspath(directory))
         self._files = files
         self._file_suffix = file_suffix
         self._open_flags: Final = os.O_RDWR if writable else os.O_RDONLY
@@ -148,7 +143,11 @@ class SegmentFiles:
         #: Of the log that the segment belongs to: it knows when files may be closed.
         self.owner: FileOwner | None = None
         self._index_bytes: Final = index_bytes
-        self._is_fresh: Final = is_fresh
+        self._is_fresh = is_fresh
+        # Of what follows; behind _guard. The collector may close a log that nobody has any more.
+        self._making_indexes = threading.RLock()
+        # Of a new segment, in place of the first two objects until one of them is needed.
+        self._fresh_indexes: FreshIndexes | None = None
         # Made when they are first needed: a log of a thousand segments has to open at once.
         self._offset_index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
@@ -173,8 +172,11 @@ class SegmentFiles:
         return self._path(LOG_SUFFIX)
 
     def _path(self, suffix: str) -> str:
-        name = segment_file_name(self.base_offset, suffix) + self._file_suffix
-        return f"{self._directory}{os.sep}{name}"
+        return self._stem + suffix + self._file_suffix
+
+    def _set_directory(self, directory: str) -> None:
+        self._directory = directory
+        self._stem = f"{directory}{os.sep}{segment_file_name(self.base_offset, '')}"
 
     @property
     def is_writable(self) -> bool:
@@ -215,14 +217,17 @@ class SegmentFiles:
         return self._make_indexes()[2] if index is None else index
 
     def _make_indexes(self) -> tuple[OffsetIndex, TimeIndex, TransactionIndex]:
-        """Make the three objects, which touch no file, in one thread only."""
-        with _making_indexes:
+        """Make the three objects, which make no file, in one thread only."""
+        with self._making_indexes:
             if self._offset_index is None or self._time_index is None or self._txn_index is None:
                 offset_index, time_index, txn_index = self._new_indexes()
                 if self._is_closed:
                     offset_index.close_handler()
                     time_index.close_handler()
                     txn_index.close()
+                if self._fresh_indexes is not None:
+                    self._fresh_indexes.give(offset_index, time_index)
+                    self._fresh_indexes = None
                 self._txn_index, self._time_index = txn_index, time_index
                 self._offset_index = offset_index
                 if self._are_indexes_unsynced:
@@ -241,6 +246,49 @@ class SegmentFiles:
             TimeIndex(self._path(TIME_INDEX_SUFFIX), base_offset, index_bytes, **fresh),
             TransactionIndex(self._path(TXN_INDEX_SUFFIX), base_offset, **door),
         )
+
+    def _open_fresh_indexes(self) -> FreshIndexes | None:
+        """Make the index files of a new segment, to be written; None: the objects care for them."""
+        with self._making_indexes:
+            if not self._is_fresh or self._offset_index is not None:
+                return None
+            assert self._fresh_indexes is None
+            if not self._is_used:
+                self._note_use()
+            fresh = FreshIndexes(
+                self._path(INDEX_SUFFIX),
+                self._path(TIME_INDEX_SUFFIX),
+                self.base_offset,
+                self._index_bytes,
+                self._files,
+            )
+            self._fresh_indexes = fresh
+            self._is_fresh = False  # Whoever finds files of these names finds the log's.
+            return fresh
+
+    def _note_fresh_entries(self, state: WriterState) -> bool:
+        """Note what the writer has left in the index files; False: both objects are there."""
+        with self._making_indexes:
+            if self._fresh_indexes is None:
+                return False
+            self._fresh_indexes.note_entries(state)
+            return True
+
+    def _seal_fresh_indexes(self, log_fd: int) -> bool:
+        """
+        Seal the files of a segment whose indexes nobody has needed; False: the objects have to.
+
+        Raises:
+            StorageError: Each file is as before, or sealed.
+        """
+        with self._making_indexes:
+            fresh = self._fresh_indexes
+            if fresh is None or not fresh.seal(log_fd):
+                return False
+            self._fresh_indexes = None
+            self._are_indexes_unsynced = True  # A flush has to care for them.
+        fresh.close()
+        return True
 
     @property
     def index_bytes(self) -> int:
@@ -267,6 +315,15 @@ class SegmentFiles:
         if is_same:
             self._mark_indexes_unsynced()
         return is_same
+
+    @property
+    def known_entry_counts(self) -> tuple[int, int]:
+        """Entries of both indexes as far as this object knows without opening a file or a lock."""
+        offset_index, time_index = self._offset_index, self._time_index
+        return (
+            0 if offset_index is None else offset_index.known_entry_count,
+            0 if time_index is None else time_index.known_entry_count,
+        )
 
     def _is_an_index_open(self) -> bool:
         offset_index, time_index, txn_index = self._offset_index, self._time_index, self._txn_index
@@ -508,6 +565,10 @@ class SegmentFiles:
 
     def _close_files(self) -> None:
         """Close the files as a process that is killed does: nothing is flushed or cut."""
+        with self._making_indexes:
+            fresh, self._fresh_indexes = self._fresh_indexes, None
+        if fresh is not None:
+            fresh.close()
         if self._offset_index is not None:
             self._offset_index.close_handler()
         if self._time_index is not None:
@@ -572,7 +633,7 @@ class SegmentFiles:
             raise
 
     def _rename(self, suffix: str, old_suffix: str, new_suffix: str) -> None:
-        plain = os.path.join(self._directory, segment_file_name(self.base_offset, suffix))
+        plain = self._stem + suffix
         if suffix == LOG_SUFFIX:
             with self._guard:  # Who opens the file meanwhile must not get another one's.
                 self._files.rename(plain + old_suffix, plain + new_suffix)
@@ -589,7 +650,7 @@ class SegmentFiles:
 
     def update_directory(self, directory: str) -> None:
         """Learn that the directory was renamed."""
-        self._directory = directory
+        self._set_directory(directory)
         if self._handle is not None:
             self._handle.path = self.log_path
         if self._offset_index is not None:

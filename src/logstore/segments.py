@@ -83,7 +83,7 @@ class Segments:
     def with_segment(self, segment: LogSegment) -> Segments:
         """Return a copy with one more segment, which replaces one of the same base offset."""
         if self._base_offsets and segment.base_offset > self._base_offsets[-1]:
-            longer = Segments()
+            longer = Segments.__new__(Segments)  # There is nothing to be sorted.
             longer._segments = (*self._segments, segment)
             longer._base_offsets = [*self._base_offsets, segment.base_offset]
             return longer

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
@@ -37,6 +38,8 @@ _MappedMemory = objects.MappedMemory
 
 Path = str | os.PathLike[str]
 
+_ENCODING: Final = sys.getfilesystemencoding()
+_ERRORS: Final = sys.getfilesystemencodeerrors()
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # What to do about an errno; the end of the message.
@@ -117,7 +120,8 @@ def path_of(fd: int) -> str | None:
 
 
 def _encode(path: Path) -> bytes:
-    encoded = os.fsencode(path)
+    # What os.fsencode does, without its calls: they are most of what opening a file takes here.
+    encoded = path.encode(_ENCODING, _ERRORS) if type(path) is str else os.fsencode(path)
     if b"\0" in encoded:
         message = f"embedded null byte in path {path!r}"
         raise ValueError(message)
@@ -276,6 +280,67 @@ class NativeFiles:
         if rc < 0 and rc != -errno.ENOENT:
             _fail(rc, "read", path)
         return rc == 1  # type: ignore[no-any-return]
+
+    def put_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """
+        Give a file new contents, in place: a crash may leave anything of the old and the new ones.
+
+        **Durability:** with ``sync`` the contents survive a power loss on return.
+        """
+        rc = lib.ls_io_put_file(self.io, _encode(path), data, len(data), sync)
+        if rc < 0:
+            _fail(rc, f"write {len(data)} bytes", path)
+
+    def create_indexes(
+        self, timeindex: str, timeindex_bytes: int, index: str, index_bytes: int
+    ) -> tuple[int, int]:
+        """
+        Make the index files of a new segment and return the descriptors: offset index, time index.
+
+        Files of these names are in nobody's use and are replaced. If this raises, neither is there.
+        """
+        fds = ffi.new("int32_t[2]")
+        rc = lib.ls_io_create_indexes(
+            self.io, _encode(timeindex), timeindex_bytes, _encode(index), index_bytes, fds
+        )
+        if rc < 0:
+            _fail(rc, "make the index files", index)
+        return fds[0], fds[1]
+
+    def seal_segment(
+        self,
+        log_fd: int,
+        index_fd: int,
+        timeindex_fd: int,
+        *,
+        log_bytes: int,
+        index_bytes: int,
+        timeindex_bytes: int,
+        last_time_entry: bytes,
+    ) -> bool:
+        """
+        Append the last time index entry, and cut a segment's files to what is in them.
+
+        Returns:
+            False: nothing was done, because an index has a second name: its file is not to be cut.
+
+        If this raises, each of the files is as before, or sealed.
+        """
+        sealing = ffi.new("struct ls_sealing *")
+        sealing.log_bytes = log_bytes
+        sealing.index_bytes = index_bytes
+        sealing.timeindex_bytes = timeindex_bytes
+        sealing.log_fd = log_fd
+        sealing.index_fd = index_fd
+        sealing.timeindex_fd = timeindex_fd
+        sealing.time_entry_bytes = len(last_time_entry)
+        sealing.time_entry[0 : len(last_time_entry)] = last_time_entry
+        rc = lib.ls_io_seal_segment(self.io, sealing)
+        if rc == lib.LS_E_SLOW:
+            return False
+        if rc < 0:
+            _fail(rc, "cut the files of a segment to what is in them", path_of(log_fd))
+        return True
 
     def fallocate(self, fd: int, position: int, size: int) -> bool:
         """Reserve space without changing the file's size; False where that does not exist."""

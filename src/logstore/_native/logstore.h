@@ -152,6 +152,36 @@ int64_t ls_io_file_equals(ls_io *io, const char *path, const void *bytes, int64_
 /* copy_file_range, or pread and pwrite where that is not possible; short only at the source's end. */
 int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32_t target,
                        int64_t target_position, int64_t size);
+/*
+ * Give a file new contents, in place: a crash leaves the old ones, the new, or anything in between.
+ * `sync`: they survive a power loss on return.
+ */
+int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t size, bool sync);
+
+/* The files of a segment, several at a time (ls_io_segment.c). */
+/*
+ * Make the index files of a new segment, of these sizes; those of these names are in nobody's use and
+ * are replaced. fds: offset index, time index. After an error neither is there.
+ */
+int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, int64_t timeindex_bytes,
+                             const char *index, int64_t index_bytes, int32_t fds[2]);
+
+/* A segment that is full: where its files end. */
+struct ls_sealing {
+    int64_t log_bytes;
+    int64_t index_bytes;
+    int64_t timeindex_bytes; /* without the last entry */
+    int32_t log_fd;
+    int32_t index_fd;
+    int32_t timeindex_fd;
+    int32_t time_entry_bytes; /* 0: no last entry */
+    uint8_t time_entry[12];   /* the last entry, to be written first */
+};
+/*
+ * Cut the files to what is in them. LS_E_SLOW: nothing was done, because an index has a second name,
+ * and its file may not be cut in place. After another error each is as before, or cut.
+ */
+int64_t ls_io_seal_segment(ls_io *io, const struct ls_sealing *sealing);
 
 /*
  * A record lock on the whole file, exclusive, of the open file description (F_OFD_SETLK; of the

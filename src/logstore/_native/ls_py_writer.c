@@ -112,6 +112,28 @@ PyObject *ls_py_writer_flush(PyObject *self, PyObject *const *args, Py_ssize_t c
     return PyLong_FromLongLong(result);
 }
 
+/* What WriterState is made of. */
+static PyObject *state_tuple(const struct ls_segment *state) {
+    return Py_BuildValue(
+        "LLLLLLLLLL", (long long)state->next_offset, (long long)state->size_bytes,
+        (long long)state->offset_entry_count, (long long)state->time_entry_count,
+        (long long)state->last_time_entry_timestamp, (long long)state->last_time_entry_offset,
+        (long long)state->bytes_since_last_index_entry, (long long)state->max_timestamp,
+        (long long)state->offset_of_max_timestamp, (long long)state->rolling_based_timestamp);
+}
+
+/* writer_detach(writer) -> state, or error. It writes and cuts: without the GIL. */
+PyObject *ls_py_writer_detach(PyObject *self, PyObject *address) {
+    (void)self;
+    int64_t number, result;
+    if (ls_py_int64s(&address, 1, &number) < 0) return NULL;
+    struct ls_segment state;
+    Py_BEGIN_ALLOW_THREADS;
+    result = ls_writer_detach(writer_at(number), &state);
+    Py_END_ALLOW_THREADS;
+    return result < 0 ? PyLong_FromLongLong(result) : state_tuple(&state);
+}
+
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {
     (void)self;
     int64_t number, result;
@@ -119,13 +141,7 @@ PyObject *ls_py_writer_state(PyObject *self, PyObject *address) {
     ls_writer *writer = writer_at(number);
     struct ls_segment state;
     SHORT_OR_WITHOUT_GIL(result, true, ls_writer_state(writer, &state, may_wait));
-    if (result < 0) return PyLong_FromLongLong(result);
-    return Py_BuildValue(
-        "LLLLLLLLLL", (long long)state.next_offset, (long long)state.size_bytes,
-        (long long)state.offset_entry_count, (long long)state.time_entry_count,
-        (long long)state.last_time_entry_timestamp, (long long)state.last_time_entry_offset,
-        (long long)state.bytes_since_last_index_entry, (long long)state.max_timestamp,
-        (long long)state.offset_of_max_timestamp, (long long)state.rolling_based_timestamp);
+    return result < 0 ? PyLong_FromLongLong(result) : state_tuple(&state);
 }
 
 /* append_encoded(writer, head, data, batches, publish) -> position or error */

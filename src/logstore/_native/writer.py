@@ -41,6 +41,7 @@ _append_encoded = objects.append_encoded
 _append_ready = objects.append_ready
 _append_columns = objects.append_columns
 _append_list = objects.append_list
+_detach = objects.writer_detach
 _exclusive = objects.writer_exclusive
 _is_forked = objects.writer_is_forked
 _own_writer = objects.own_writer
@@ -358,12 +359,10 @@ class Writer:
             StorageError: Bytes of a failed append could not be cut off. It is detached anyway;
                 what :meth:`state` gave before is where it ends.
         """
-        segment = ffi.new("struct ls_segment *")
-        check(lib.ls_writer_detach(self.handle, segment), "detach the segment", self.path)
-        return WriterState(
-            log_end_offset=segment.next_offset,
-            **{name: getattr(segment, name) for name in WriterState._fields[1:]},
-        )
+        state = _detach(self.address)
+        if type(state) is int:
+            check(state, "detach the segment", self.path)
+        return WriterState._make(state)
 
     def trim(self) -> None:
         """Free the room allocated ahead and the staging buffer: for a log that is idle."""

@@ -1,0 +1,144 @@
+"""
+The index files of a segment that was just begun, while nobody looks anything up in them.
+
+The writer of the active segment appends to both through their descriptors alone. A segment that is
+filled and sealed before somebody reads by its indexes, as those of a bulk append are, never needs
+more than that: two descriptors, and how many entries the writer has made in the end.
+
+Source: Kafka ``LazyIndex``, which puts off the same work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from logstore.errors import StorageError
+from logstore.index import OffsetIndex, TimeIndex, TimestampOffset
+
+if TYPE_CHECKING:
+    from logstore._native import WriterState
+    from logstore.files import Files
+
+
+class FreshIndexes:
+    """
+    Two new index files at their full size, open to be written.
+
+    **Thread rule**: one thread at a time; see ``SegmentFiles``.
+
+    Args:
+        offset_path: The offset index; a file of this name is in nobody's use, and is replaced.
+        time_path: The same for the time index.
+        base_offset: Of the segment.
+        index_bytes: The size of an index that is appended to.
+        files: The door to the file system.
+
+    Attributes:
+        offset_fd: Descriptor of the offset index.
+        time_fd: Descriptor of the time index.
+        offset_entries_max: Entries that the offset index has room for.
+        time_entries_max: Entries that the time index has room for.
+
+    Raises:
+        StorageError: Neither file is there.
+    """
+
+    __slots__ = (
+        "_base_offset",
+        "_files",
+        "_is_closed",
+        "_state",
+        "offset_entries_max",
+        "offset_fd",
+        "time_entries_max",
+        "time_fd",
+    )
+
+    def __init__(
+        self,
+        offset_path: str,
+        time_path: str,
+        base_offset: int,
+        index_bytes: int,
+        files: Files,
+    ) -> None:
+        self._is_closed = True  # For __del__, should it fail.
+        self.offset_entries_max: Final = index_bytes // OffsetIndex.ENTRY_BYTES
+        self.time_entries_max: Final = index_bytes // TimeIndex.ENTRY_BYTES
+        self._base_offset: Final = base_offset
+        self._files: Final = files
+        self._state: WriterState | None = None
+        self.offset_fd, self.time_fd = files.create_indexes(
+            time_path,
+            self.time_entries_max * TimeIndex.ENTRY_BYTES,
+            offset_path,
+            self.offset_entries_max * OffsetIndex.ENTRY_BYTES,
+        )
+        files.hold()
+        self._is_closed = False
+
+    def note_entries(self, state: WriterState) -> None:
+        """Learn what the writer has made of the files; it is detached."""
+        self._state = state
+
+    def seal(self, log_fd: int) -> bool:
+        """
+        Write the last time index entry, cut both files and the ``.log`` file to what is in them.
+
+        Returns:
+            False: nothing was done, an index has a second name.
+
+        Raises:
+            StorageError: Each file is as before, or sealed.
+
+        Source: Kafka ``LogSegment.onBecomeInactiveSegment``.
+        """
+        state = self._state
+        assert state is not None
+        last_entry = b""
+        if state.max_timestamp > state.last_time_entry_timestamp:
+            relative_offset = state.offset_of_max_timestamp - self._base_offset
+            last_entry = TimeIndex.encode(state.max_timestamp, relative_offset)
+        return self._files.seal_segment(
+            log_fd,
+            self.offset_fd,
+            self.time_fd,
+            log_bytes=state.size_bytes,
+            index_bytes=state.offset_entry_count * OffsetIndex.ENTRY_BYTES,
+            timeindex_bytes=state.time_entry_count * TimeIndex.ENTRY_BYTES,
+            last_time_entry=last_entry,
+        )
+
+    def give(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
+        """Let two index objects go on with the files: the descriptors are theirs from here on."""
+        state, files = self._state, self._files
+        offset_count = 0 if state is None else state.offset_entry_count
+        time_count = 0 if state is None else state.time_entry_count
+        # As they are now: sealing them may have failed.
+        offset_bytes, time_bytes = files.size(self.offset_fd), files.size(self.time_fd)
+        self._is_closed = True
+        offset_index.adopt(self.offset_fd, offset_bytes, offset_count)
+        time_index.adopt(self.time_fd, time_bytes, time_count)
+        files.let_go()
+        if state is not None and time_count > 0:
+            last = state.last_time_entry_timestamp, state.last_time_entry_offset
+            time_index.note_last_entry(TimestampOffset(*last))
+
+    def close(self) -> None:
+        """Close the descriptors; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            try:
+                self._files.close(self.offset_fd)
+            finally:
+                self._files.close(self.time_fd)
+        finally:
+            self._files.let_go()
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            with contextlib.suppress(StorageError):  # Nobody could do anything about it.
+                self.close()
