@@ -14,10 +14,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from logstore._native import Flusher, LivePage, NativeLog, Writer
+from logstore.changing import Changing
 from logstore.config import LogConfig
 from logstore.errors import (
     ClosedError,
@@ -98,42 +98,6 @@ class View(Protocol):
     def after_fork(self) -> None:
         """Begin anew in a forked child."""
         ...
-
-
-class Changing:
-    """What :meth:`Partition.changing` returns. Not a generator: it is on every append's way."""
-
-    __slots__ = ("_log",)
-
-    def __init__(self, log: Partition) -> None:
-        self._log = log
-
-    def __enter__(self) -> None:
-        log = self._log
-        log._lock.acquire()
-        try:
-            log.check_writable()
-            log._writer.enter_exclusive()
-        except BaseException:
-            log._lock.release()
-            raise
-        log._depth += 1
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        log = self._log
-        log._depth -= 1
-        is_outermost = log._depth == 0
-        try:
-            log._writer.leave_exclusive()
-        finally:
-            log._lock.release()
-        if is_outermost and log._listeners:
-            log._tell_listeners()
 
 
 class Partition(NativeLog):
