@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
+from sampling import IS_CI, IS_NIGHTLY
 
 from logstore.testing import open_log_store
 
@@ -40,6 +42,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+CONNECT = "org.apache.spark.sql.connect.SparkConnectPlugin"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 @pytest.fixture
@@ -77,6 +87,10 @@ def spark(tmp_path_factory):
         for name, value in SETTINGS.items():
             builder = builder.config(name, value)
         builder = builder.config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        if IS_CI or IS_NIGHTLY:  # A client of Spark Connect comes.
+            builder = builder.config("spark.plugins", CONNECT)
+            builder = builder.config("spark.connect.grpc.binding.address", "127.0.0.1")
+            builder = builder.config("spark.connect.grpc.binding.port", str(free_port()))
         try:
             builder = logstore.spark.configure(builder)
         except MissingExtraError as error:

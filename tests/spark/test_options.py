@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
 from logstore.checkpoint import TopicPartition
 from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.java import shim_of
-from logstore.spark.options import check_names, parse_source_options
+from logstore.spark.options import SOURCE_OPTIONS, check_names, parse_source_options
 
 BASE = {"path": "/data/logs", "subscribe": "orders"}
 
@@ -158,6 +160,23 @@ def test_names():
             check_names({name: "1"})
     with pytest.raises(SparkSourceError, match=r"'kafka.auto.offset.reset' is not supported: set"):
         check_names({"kafka.auto.offset.reset": "earliest"})
+
+
+@pytest.mark.repository
+def test_the_page_has_every_option():
+    """And none that there is not."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+    table = page.partition("## Options")[2].partition("## Batch")[0]
+    named = {
+        name
+        for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+        for name in row.split("`")[1::2]
+    }
+    assert {*SOURCE_OPTIONS} - named - {"paths"} == {
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+    }
+    assert named - {*SOURCE_OPTIONS} == {"fetchOffset.…", "kafka.…"}
 
 
 def test_errors_of_the_log_have_codes():

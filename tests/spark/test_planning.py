@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.checkpoint import TopicPartition
+from logstore.spark import lag
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.offsets import (
     EARLIEST,
@@ -106,6 +107,17 @@ def test_another_checkpoint_is_refused(value):
     """The checkpoint of a query over files, say."""
     with pytest.raises(SparkSourceError, match="LOGSTORE_INVALID_OFFSETS"):
         from_json(value)
+
+
+def test_lag():
+    """By partition, of sources with topics' offsets; before the first report there is none."""
+    sources = [
+        {"latestOffset": '{"a": {"0": 9, "1": 5}}', "endOffset": '{"a": {"0": 7}}'},
+        {"latestOffset": "7", "endOffset": "5"},
+        {"latestOffset": None, "endOffset": None},
+    ]
+    assert lag({"sources": sources}) == {("a", 0): 2, ("a", 1): 5}
+    assert lag(None) == {}
 
 
 def test_offset_forms():

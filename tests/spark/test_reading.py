@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import pickle
@@ -12,6 +13,17 @@ import pytest
 pytest.importorskip("pyspark", reason="needs the extra [spark-local]")
 
 from pyspark.sql import types
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
@@ -50,6 +62,10 @@ def schema_of(*names, nullable=("key", "value", "headers"), text=()):
             for name in names
         ]
     )
+
+
+def utc(milliseconds):
+    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC)
 
 
 PLACE = schema_of("partition", "offset")
@@ -318,12 +334,45 @@ class TestBatch:
 
     def test_nothing_to_read(self, store):
         """Spark makes a partition without a value then."""
-        from pyspark.sql.datasource import InputPartition
-
         store.create_topic("orders", partitions=1)
         reader = source(store).reader(PLACE)
         assert reader.partitions() == []
         assert list(reader.read(InputPartition(None))) == []
+
+
+class TestPushdown:
+    @pytest.mark.parametrize(
+        ("filters", "planned"),
+        [
+            ([EqualTo(("offset",), 4)], [(0, 4, 5), (1, 4, 5)]),
+            (
+                [GreaterThan(("offset",), 4), LessThanOrEqual(("offset",), 6)],
+                [(0, 5, 7), (1, 5, 7)],
+            ),
+            ([GreaterThanOrEqual(("offset",), 8), EqualTo(("partition",), 1)], [(1, 8, 10)]),
+            ([In(("offset",), (7, 3, None))], [(0, 3, 8), (1, 3, 8)]),
+            ([LessThan(("offset",), 2), In(("partition",), (0, 5))], [(0, 0, 2)]),
+            ([StringStartsWith(("topic",), "x")], []),
+            ([GreaterThan(("offset",), 50)], []),
+            ([GreaterThanOrEqual(("timestamp",), utc(1005))], [(0, 5, 10), (1, 5, 10)]),
+            ([LessThan(("timestamp",), utc(1005))], [(0, 0, 10), (1, 0, 10)]),
+            ([GreaterThan(("timestamp",), utc(-5))], [(0, 0, 10), (1, 0, 10)]),
+            ([EqualTo(("value",), b"3")], [(0, 0, 10), (1, 0, 10)]),
+        ],
+    )
+    def test_bounds(self, orders, filters, planned):
+        """What cannot be there is not read; Spark filters the rest, and so gets all filters."""
+        reader = source(orders, filterPushdown="true").reader(schema_of(*COLUMNS))
+        assert reader.pushFilters(filters) is filters
+        tasks = [partition.value for partition in reader.partitions()]
+        assert [
+            (each.topic_partition.partition, each.start, each.stop) for each in tasks
+        ] == planned
+
+    def test_off_by_default(self, orders):
+        """Spark refuses a reader that has the method, unless its own switch is on."""
+        reader = source(orders).reader(PLACE)
+        assert type(reader).pushFilters is DataSourceReader.pushFilters
 
 
 class TestTasks:

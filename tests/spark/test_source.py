@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
+from sampling import IS_CI, IS_NIGHTLY
 
 import logstore
+import logstore.spark
 
 pytest.importorskip("pyspark", reason="needs the extra [spark-local]")
 
@@ -140,13 +144,49 @@ def test_one_scan_twice(spark, orders):
     assert frame.union(frame).count() == 30
 
 
+def test_filters(spark, orders):
+    """Bounds of offset, partition and time leave out what they can."""
+    time = orders["orders", 1][4].timestamp
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        frame = load(spark, orders, filterPushdown="true")
+        condition = f"partition > 0 and offset in (3, 4) and timestamp >= timestamp_millis({time})"
+        assert offsets(frame.filter(condition))[0] in [(1, 3), (1, 4)]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_large_records(spark, store):
+    """Each has a record batch of its own, the first one too."""
+    config = {"max.message.bytes": 64 << 20}
+    log = store.create_topic("orders", partitions=1, config=config)[0]
+    for size_bytes in (20 << 20, 1, 17 << 20):
+        log.append(bytes(size_bytes))
+    sizes = load(spark, store).selectExpr("length(value) AS size").collect()
+    assert [row.size for row in sizes] == [20 << 20, 1, 17 << 20]
+
+
+@pytest.mark.repository
+def test_documentation(spark, tmp_path, monkeypatch, capsys):
+    """The program of docs/spark.md prints what its comments say."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text("utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "spark.md", "exec"), {})
+    printed = capsys.readouterr().out.split()
+    assert re.findall(r"print\(.*\)  # (.*)", code) == printed
+
+
 def test_tables_and_other_sessions(spark, orders):
     """SQL knows the format; a session that did not register it finds it by itself."""
     where = f"'path' '{orders.paths[0]}', 'subscribe' 'orders'"
+    spark.sql(f"CREATE TEMPORARY VIEW orders_view USING logstore OPTIONS ({where})")
+    query = "SELECT partition, count(*) AS n FROM orders_view GROUP BY partition"
+    assert sorted(map(tuple, spark.sql(query).collect())) == [(0, 5), (1, 5), (2, 5)]
     spark.sql(f"CREATE TABLE orders_table USING logstore OPTIONS ({where})")
     try:
-        query = "SELECT partition, count(*) AS n FROM orders_table GROUP BY partition"
-        assert sorted(map(tuple, spark.sql(query).collect())) == [(0, 5), (1, 5), (2, 5)]
+        with pytest.raises(Exception, match=r"LOGSTORE_MISSING_PATH: .* TEMPORARY VIEW"):
+            spark.sql("SELECT * FROM orders_table").collect()
     finally:
         spark.sql("DROP TABLE orders_table")
     assert load(spark.newSession(), orders).count() == 15
@@ -196,8 +236,7 @@ def test_a_stream_within_limits(spark, orders, tmp_path):
         fill(orders["orders", 0], 5, 1)
         query.processAllAvailable()
         assert stream.rows == spread((0, 6), (0, 5), (0, 5))
-        lag = json.loads(query.lastProgress.sources[0].latestOffset)
-        assert lag == {"orders": {"0": 6, "1": 5, "2": 5}}
+        assert logstore.spark.lag(query.lastProgress) == {("orders", each): 0 for each in range(3)}
     finally:
         query.stop()
     assert sorted(each.name for each in (stream.checkpoint / "offsets").glob("[0-9]*")) == [
@@ -226,6 +265,35 @@ def test_retention_passes_the_reader(spark, orders, tmp_path):
     stream.options["failOnDataLoss"] = "false"
     stream.run()
     assert stream.rows == [(0, 3), (0, 4)]
+
+
+CLIENT = """
+import sys
+import logstore.spark
+from pyspark.sql import SparkSession
+
+url, path, checkpoint = sys.argv[1:]
+spark = logstore.spark.configure(SparkSession.builder.remote(url)).getOrCreate()
+logstore.spark.register(spark)
+print(spark.read.format("logstore").option("subscribe", "orders").load(path).count())
+stream = spark.readStream.format("logstore").option("startingOffsets", "earliest")
+frame = stream.option("subscribe", "orders").load(path)
+writer = frame.writeStream.format("memory").queryName("seen_by_client")
+query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+query.awaitTermination(60)
+print(spark.table("seen_by_client").count())
+"""
+
+
+@pytest.mark.skipif(not (IS_CI or IS_NIGHTLY), reason="costs 10 s: for CI and the nightly run")
+def test_spark_connect(spark, orders, tmp_path):
+    """A client without a JVM reads batches and streams."""
+    pytest.importorskip("grpc", reason="needs pyspark[connect]")
+    port = spark.conf.get("spark.connect.grpc.binding.port")
+    arguments = [f"sc://127.0.0.1:{port}", orders.paths[0], str(tmp_path / "checkpoint")]
+    command = [sys.executable, "-W", "ignore", "-c", CLIENT, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (0, ["15", "15"]) == (done.returncode, done.stdout.split()), done.stderr
 
 
 WRITER = """

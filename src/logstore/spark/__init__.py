@@ -20,8 +20,9 @@ import sys
 from typing import Any
 
 from logstore.spark.java import java_home
+from logstore.spark.progress import lag
 
-__all__ = ["configure", "java_home", "register"]
+__all__ = ["configure", "java_home", "lag", "register"]
 
 
 def register(spark: Any) -> None:

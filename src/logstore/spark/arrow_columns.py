@@ -70,6 +70,12 @@ class SparkColumns:
         }
         return types.get(source, pa.int32())
 
+    @property
+    def empty(self) -> Any:
+        """A record batch without rows."""
+        arrays = [self._pa.array([], kind) for kind in self._types]
+        return self._pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
     def convert(self, batch: Any) -> Any:
         """
         Return a record batch of the scan as Spark's.

@@ -130,8 +130,3 @@ class LogStoreBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Return the record batches of one task."""
         return read_partition(partition, self.columns, self.options)
-
-
-def batch_reader(options: SourceOptions, columns: tuple[Column, ...]) -> LogStoreBatchReader:
-    """Return the reader for a query."""
-    return LogStoreBatchReader(options, columns)

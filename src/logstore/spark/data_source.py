@@ -54,11 +54,15 @@ class LogStoreDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        from logstore.spark.batch_reader import batch_reader  # noqa: PLC0415
+        from logstore.spark.batch_reader import LogStoreBatchReader  # noqa: PLC0415
 
         options = parse_source_options(self.options)
         options.check_batch()
-        return batch_reader(options, columns_of(schema))
+        if not options.filter_pushdown:  # Spark refuses a reader that could, unless it may.
+            return LogStoreBatchReader(options, columns_of(schema))
+        from logstore.spark.pushdown import FilteringBatchReader  # noqa: PLC0415
+
+        return FilteringBatchReader(options, columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a stream."""

@@ -317,8 +317,14 @@ class OptionMap:
                     " read themselves. Set path to the directory of the store, such as /data/logs",
                 )
         if text is None or not text.strip():
+            hint = ""
+            if not self._values:
+                hint = (
+                    "; for a table of a catalog Spark 4.3 passes no options on: use"
+                    " CREATE TEMPORARY VIEW, or load()"
+                )
             raise SparkSourceError(
-                "MISSING_PATH", "set path to the directory of the store: load('/data/logs')"
+                "MISSING_PATH", f"set path to the directory of the store: load('/data/logs'){hint}"
             )
         paths = [text]
         if text.lstrip().startswith("["):

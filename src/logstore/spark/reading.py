@@ -28,6 +28,7 @@ from logstore.spark.source_logs import ReadTask, store_id_of
 logger = logging.getLogger("logstore.spark")
 
 POLL_SECONDS: Final = 0.01
+LARGE_BYTES: Final = 16 << 20
 
 
 class DataLoss:
@@ -200,6 +201,8 @@ class TaskRead:
             batch_rows=BATCH_ROWS,
         )
         for batch in batches:
+            if batch.nbytes > LARGE_BYTES and self._offset == self._task.start:
+                yield self._columns.empty  # Spark keeps the first as long as the task runs.
             converted = self._columns.convert(batch)
             del batch  # One record may be all that memory has room for.
             self._offset = batches.next_offset
