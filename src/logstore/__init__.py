@@ -90,6 +90,7 @@ from logstore.readable_log import Isolation, Start
 from logstore.reader import RecordIterator
 from logstore.record import RecordBatch, TimestampType
 from logstore.reporting import Report
+from logstore.restoring import Restored, restore
 from logstore.segment import TimestampAndOffset
 from logstore.snapshot import Snapshot
 from logstore.store import LogStore, open_store
@@ -158,6 +159,7 @@ __all__ = [
     "RecordIterator",
     "RecordTooLargeError",
     "Report",
+    "Restored",
     "RetentionBlockedError",
     "Scan",
     "SegmentOffsetOverflowError",
@@ -185,4 +187,5 @@ __all__ = [
     "VerificationGuard",
     "open",
     "open_store",
+    "restore",
 ]

@@ -160,11 +160,13 @@ class FileSharing:
         self.copies[name] = identity
         return True
 
-    def copy_beginning(self, source: str, target: str, size_bytes: int) -> bool:
+    def copy_beginning(
+        self, source: str, target: str, size_bytes: int, *, sync: bool = True
+    ) -> bool:
         """
         Copy the first bytes of a file; False: it is not there, or shorter.
 
-        **Durability**: as of :meth:`share`.
+        **Durability**: with ``sync`` as of :meth:`share`.
         """
         try:
             source_fd = self._files.open(source, os.O_RDONLY)
@@ -184,7 +186,8 @@ class FileSharing:
                     done += copied
                     if copied < step:
                         return False
-                self._files.fdatasync(target_fd)
+                if sync:
+                    self._files.fdatasync(target_fd)
             finally:
                 self._files.close(target_fd)
         finally:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from logstore.append_times import APPEND_TIMES_FILE, read_append_times, write_append_times
 from logstore.checkpoint import TopicPartition
+from logstore.clock import ManualClock
 from logstore.errors import ClosedError, OfflineError, StorageError, UnknownTopicError
 from logstore.file_sharing import FileSharing
 from logstore.meta_properties import MetaProperties, new_directory_id, read_meta_properties
@@ -38,7 +39,7 @@ from logstore.segment import (
     segment_file_name,
 )
 from logstore.snapshot_manifest import SnapshotManifest, existing_snapshot
-from logstore.store_copy import OpenStore, StoreCopy
+from logstore.store_copy import OpenStore, PartitionFiles, StoreCopy
 from logstore.store_cut import PartitionCut, cut_of, standing_still
 from logstore.topic_configs import DELETING, TopicEntry
 
@@ -140,7 +141,7 @@ def copy_store(
         )
         maker = _SnapshotMaker(store, copy, sharing)
         cut = maker.make()
-        with copy.opened(open_store, store.config):
+        with copy.opened(open_store, store.config, ManualClock(store.clock.milliseconds())):
             pass
         end_offsets = {each.topic_partition: each.log_end_offset for each in cut.partitions}
         copy.finish(
@@ -321,7 +322,7 @@ class _SnapshotMaker:
         name = segment_file_name(cut.active.base_offset, LOG_SUFFIX)
         source = os.path.join(cut.directory, name)
         if not self._sharing.copy_beginning(
-            source, os.path.join(directory, name), cut.active_bytes
+            source, os.path.join(directory, name), cut.active_bytes, sync=False
         ):
             return False
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):  # The recovery fills them.
@@ -337,11 +338,19 @@ class _SnapshotMaker:
         cuts = {each.topic_partition: each for each in cut.partitions}
         for topic_partition in self._staged.keys() - cuts.keys():
             self._forget(topic_partition)
-        for topic_partition, each in cuts.items():
+        for each in cut.partitions:
             self._write_append_times(each)
-            self._copy.write_partition_files(
-                topic_partition, epochs=each.epochs, topic_id=each.topic_id
-            )
+        self._copy.finish_partitions(
+            [
+                PartitionFiles(
+                    each.topic_partition,
+                    each.epochs,
+                    each.topic_id,
+                    [segment_file_name(each.active.base_offset, LOG_SUFFIX)],
+                )
+                for each in cut.partitions
+            ]
+        )
         self._copy.write_store_files(
             # All before is durable, and was closed by a roll: only the tails are recovered.
             recovery_points={name: each.active.base_offset for name, each in cuts.items()},

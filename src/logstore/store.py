@@ -253,6 +253,37 @@ class LogStore(SinkStore, Closing):
         """
         return copy_store(self, dest, open_log_store, base=base, progress=progress)
 
+    def fork(
+        self,
+        dest: str | os.PathLike[str],
+        *,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> LogStore:
+        """
+        Return another store, open, that begins with what this one is now, and goes its own way.
+
+        What is sealed is shared, as in a :meth:`snapshot`; both may be written. It has the same
+        settings, its own background work, and transactions of its own: those that are open here are
+        aborted there.
+
+        Args:
+            dest: A directory that is not there, or empty.
+            progress: As for :meth:`snapshot`.
+
+        **Durability**: what it begins with survives a power loss.
+
+        Raises:
+            LogExistsError, OfflineError, DiskFullError, StorageError: As of :meth:`snapshot`.
+        """
+        made = copy_store(self, dest, open_log_store, is_snapshot=False, progress=progress)
+        return open_log_store(
+            made.path,
+            config=self.config,
+            files=self.files,
+            clock=self.clock,
+            live_offsets=self.live_offsets,
+        )
+
     def flush(self) -> None:
         """Make everything that was appended durable, in every log that is open."""
         self.check_writable()

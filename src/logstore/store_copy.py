@@ -14,8 +14,9 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from logstore.checkpoint import (
     CLEANER_CHECKPOINT,
@@ -34,7 +35,8 @@ from logstore.clock import Clock, ManualClock
 from logstore.config import LogConfig
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.errors import ConfigError, LockedError, LogExistsError, LogStoreError, StorageError
-from logstore.files import Files
+from logstore.files import REAL_FILES, Files
+from logstore.hosting_store import WAITING_THREADS
 from logstore.log import make_directory
 from logstore.meta_properties import MetaProperties, new_directory_id, write_meta_properties
 from logstore.records_builder import end_transaction_marker
@@ -48,13 +50,26 @@ from logstore.writer_lock import WriterLock
 
 if TYPE_CHECKING:
     from logstore.log import Log
-    from logstore.positions import Positions
     from logstore.reporting import Report
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"
 
 _being_made: set[str] = set()
 _guard = threading.Lock()
+
+
+class PartitionFiles(NamedTuple):
+    """
+    What a partition gets beside its segments.
+
+    Attributes:
+        unsynced: Names of files that are there, and not durable yet.
+    """
+
+    topic_partition: TopicPartition
+    epochs: Sequence[EpochEntry]
+    topic_id: str | None
+    unsynced: Sequence[str]
 
 
 class OpenedStore(Protocol):
@@ -72,14 +87,6 @@ class OpenedStore(Protocol):
 
     def logs(self) -> Iterator[Log]:
         """Yield the logs."""
-        ...
-
-    def groups(self) -> list[str]:
-        """Return the groups that have a position."""
-        ...
-
-    def positions(self, group: str) -> Positions:
-        """Return where a group goes on reading."""
         ...
 
     def close(self) -> None:
@@ -231,21 +238,35 @@ class StoreCopy:
             self._directories.discard(path)
             delete_tree(path, self._files)
 
-    def write_partition_files(
-        self,
-        topic_partition: TopicPartition,
-        *,
-        epochs: Iterable[EpochEntry],
-        topic_id: str | None,
-    ) -> None:
-        """Write what a partition has beside its segments, and sync its directory."""
-        directory = self.directory_of(topic_partition)
-        path = os.path.join(directory, LEADER_EPOCH_CHECKPOINT)
-        LeaderEpochCheckpointFile(path, files=self._files).write(epochs)
-        if topic_id is not None:
+    def finish_partitions(self, partitions: Sequence[PartitionFiles]) -> None:
+        """
+        Write what partitions have beside their segments; durable on return.
+
+        Many at the same time: the device takes their flushes together.
+        """
+        if self._files is not REAL_FILES or len(partitions) < 2:
+            for each in partitions:
+                self._finish_partition(each)
+            return
+        with ThreadPoolExecutor(WAITING_THREADS, thread_name_prefix="logstore") as pool:
+            for _ in pool.map(self._finish_partition, partitions):
+                pass
+
+    def _finish_partition(self, partition: PartitionFiles) -> None:
+        files, directory = self._files, self.directory_of(partition.topic_partition)
+        for name in partition.unsynced:
+            fd = files.open(os.path.join(directory, name), os.O_RDWR)
+            try:
+                files.fdatasync(fd)
+            finally:
+                files.close(fd)
+        if partition.epochs:
+            path = os.path.join(directory, LEADER_EPOCH_CHECKPOINT)
+            LeaderEpochCheckpointFile(path, files=files).write(partition.epochs)
+        if partition.topic_id is not None:
             path = os.path.join(directory, PARTITION_METADATA)
-            PartitionMetadataFile(path, files=self._files).write(topic_id)
-        self._files.fsync_directory(directory)
+            PartitionMetadataFile(path, files=files).write(partition.topic_id)
+        files.fsync_directory(directory)
 
     def write_store_files(
         self,
@@ -281,12 +302,19 @@ class StoreCopy:
     # -- the end -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def opened(self, open_store: OpenStore, config: StoreConfig) -> Iterator[OpenedStore]:
+    def opened(
+        self, open_store: OpenStore, config: StoreConfig, clock: ManualClock
+    ) -> Iterator[OpenedStore]:
         """
         Open what is here as a store, and close it: it is recovered, and its transactions are ended.
 
         Nothing is deleted or compacted meanwhile. A transaction that is open is aborted; one that
         was decided is ended as it was decided.
+
+        Args:
+            open_store: Opens it.
+            config: Its settings meanwhile.
+            clock: Its clock; decides what is old.
 
         **Durability**: on return all of it survives a power loss.
 
@@ -297,7 +325,6 @@ class StoreCopy:
         self._is_opened = True
         lock, self._lock = self._lock, None
         lock.release()
-        clock = ManualClock(self._clock.milliseconds())
         store = open_store(
             self.path,
             config=config,

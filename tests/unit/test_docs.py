@@ -20,6 +20,7 @@ PROGRAMS = {
     "following.md": ["trio"],
     "positions.md": [],
     "retention.md": [],
+    "snapshots.md": [],
     "store.md": [],
     "transactions.md": [],
 }
@@ -29,6 +30,7 @@ COMMANDS = {
         '"retention_ms":86400000',
         "retention: nothing goes now; the segment at offset 0 goes at 20",
     ],
+    "snapshots.md": ["1 partition; ", '"aborted":0', "ends at offset 0"],
     "store.md": ['"config":{"segment.bytes":"104857600"}'],
 }
 
