@@ -186,8 +186,8 @@ class FileRecords:
         Cost: the first use reads the range's batch headers.
         """
         if self._next_offset is None:
-            for batch in self.batches():
-                self._next_offset = batch.next_offset
+            for batch in self.batches():  # An offset that is wrong must not lead back.
+                self._next_offset = max(batch.next_offset, self._next_offset or 0)
         return self._next_offset
 
     def read_into(self, buffer: bytearray | View, position: int = 0) -> int:

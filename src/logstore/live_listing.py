@@ -83,13 +83,14 @@ class LiveListing:
         Return the segments that belong to what is shown, and where they end if that is not the end.
 
         Below the lowest target of the truncations since then, the log is as it was, also while they
-        are under way: a writer that truncates all the time keeps nobody from reading the rest.
+        are under way: a writer that truncates all the time keeps nobody from reading the rest. No
+        segments: nothing is below it. None: the directory has changed meanwhile.
         """
         page = file.page
         cut = page.truncated_to(shown.truncation_count)
         for _ in range(LISTINGS_MAX):
             if cut is not None and cut <= max(shown.log_start_offset, 0):
-                break
+                return ([] if cut >= 0 else None), cut
             segments = self._list(page, shown, before, cut)
             if page.replaced_since(shown.truncation_count):
                 break  # Between two names of the same segment.

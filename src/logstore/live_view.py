@@ -100,6 +100,7 @@ class LiveView:
         self._watch: ProcessWatch | None = None  # Of the writer,
         self._watched_epoch = -1  # with this number.
         self._look_at = 0.0
+        self._patient_until = 0.0  # Of a look: so long what is about to change is waited for.
         # Page, change count, end, truncations: replaced as a whole, so that any thread may look.
         self._moment: tuple[LivePage, int, float, int] | None = None
         self._lock_mark = b""
@@ -115,9 +116,9 @@ class LiveView:
             StorageError: It cannot be read.
         """
         deadline = self._clock.monotonic() + SETTLE_SECONDS
-        patience = self._clock.monotonic() + LOOK_SECONDS
+        self._patient_until = self._clock.monotonic() + LOOK_SECONDS
         while True:
-            seen = self._see(is_patient=self._clock.monotonic() < patience)
+            seen = self._see()
             if seen is not None:
                 self._seen = seen
                 loader = self._loader or self._new_loader()
@@ -151,12 +152,13 @@ class LiveView:
         if self._seen is not None:
             self._show(self._seen)
 
-    def _see(self, *, is_patient: bool) -> Seen | None:
+    def _see(self) -> Seen | None:
         """Return what there is to see, None while it changes."""
         state_path = self._state_path()
         if self._is_written(state_path):
             if self._open_file():
                 return self._see_live(None)
+            is_patient = self._clock.monotonic() < self._patient_until
             if is_patient and is_signed(state_path, self._files):
                 return None  # It has just begun, as a rule.
             return self._see_flushed(0)
@@ -218,8 +220,13 @@ class LiveView:
         else:
             listed, cut = self._listing.below_truncations(file, shown, before)
             later = file.page.load()
+            if listed == [] and self._clock.monotonic() >= self._patient_until:
+                # Everything goes, and goes on going: until it comes back the log is empty.
+                assert cut is not None
+                cut = shown.log_start_offset
+                listed = [self._listing.new_segment(cut, 0, is_active=True)]
             if (
-                listed is None
+                not listed
                 or later is None
                 or later.writer_epoch != shown.writer_epoch
                 or later.log_start_offset > shown.log_end_offset
@@ -449,6 +456,7 @@ class LiveView:
 
     def _look(self) -> None:
         deadline = self._clock.monotonic() + SETTLE_SECONDS
+        self._patient_until = self._clock.monotonic() + LOOK_SECONDS
         while True:
             seen = self._look_once()
             if seen is not None:

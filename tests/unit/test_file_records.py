@@ -47,6 +47,11 @@ class TestFileRecords:
         assert (6, 2) == (records.size_bytes, records.file_position)
         assert 0 == records.read_into(buffer, 6)
 
+    def test_next_offset_does_not_lead_back(self, handle_of):
+        """A batch whose offset is too low, which no CRC tells, has nobody read in a circle."""
+        data = batch(3, [b"a", b"b"]) + batch(1, [b"c"])
+        assert 5 == FileRecords(handle_of(data), 0, len(data)).next_offset
+
     def test_batches_and_next_offset(self, handle_of):
         """Whole batches are yielded; a cut one at the end is ignored."""
         first, second = batch(3, [b"a", b"b"]), batch(7, [b"c"])

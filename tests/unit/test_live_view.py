@@ -139,6 +139,28 @@ class TestBesideAWriter:
                 log.close()
             assert [b"%d" % at for at in range(1, 60)] == list(records)  # It came to nothing.
 
+    def test_everything_goes_and_goes_on_going(self, writer, path):
+        """Beside a truncation to the log start that does not end, the log is empty, not broken."""
+        for at in range(10):
+            writer.append(b"%d" % at)
+        with logstore.open(path, "r") as reader, reader.follow(5) as records:
+            assert [5, 6, 7, 8, 9] == [next(records).offset for _ in range(5)]
+            began = time.monotonic()
+            with writer._truncations.under_way(0):
+                for log in (reader, logstore.open(path, "r")):
+                    assert (0, 0) == (log.log_start_offset, log.log_end_offset)
+                    assert [] == values(log)
+                    with pytest.raises(logstore.OffsetOutOfRangeError):
+                        log[3]
+                log.close()
+                with pytest.raises(logstore.OffsetOutOfRangeError, match="truncated"):
+                    records.batch(timeout=1)
+            assert time.monotonic() - began < 4
+            assert [b"%d" % at for at in range(10)] == values(reader)  # It came to nothing.
+            writer.truncate_to(0)
+            writer.append(b"new")
+            assert [b"new"] == values(reader)
+
     def test_a_truncation_begins_while_the_directory_is_listed(self, writer, path, monkeypatch):
         """What is below its target is as it was."""
         for at in range(60):
