@@ -16,6 +16,7 @@ and commits the same version of the same sink, which is noted if it was committe
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import uuid
@@ -87,6 +88,21 @@ class PostedRequest:
         if problem is None:
             return SinkCommit(answer["record_counts"], tuple(answer["repeated"]))
         raise _error_of(problem)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the holder is at it: then it may be committed at any moment."""
+        return self._files.exists(self._request + TAKEN_SUFFIX)
+
+    def take_back(self) -> bool:
+        """Remove the request before the holder takes it; False: the holder has taken it."""
+        try:
+            self._files.unlink(self._request)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return False
+        return True
 
     def withdraw(self) -> None:
         """Remove what is left of the request and its answer."""

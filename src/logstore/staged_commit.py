@@ -81,12 +81,12 @@ def commit_staged(
         staged: The files.
         store_id: The store has to have this id; see :func:`store_id_of`.
         create_partitions: As of ``LogStore.commit_staged``.
-        timeout_seconds: How long to wait for another process that has the store open.
+        timeout_seconds: How long to wait until another process that has the store open begins.
         clock: What time it is.
 
     Raises:
-        LockedError: Another process has the store open, and did not answer; it names that one. The
-            same version can be committed again.
+        LockedError: Another process has the store open, and did not answer; it names that one.
+            Nothing was committed.
         LogNotFoundError: There is no store; none is made.
 
     Other errors are those of ``LogStore.commit_staged``.
@@ -123,11 +123,20 @@ def commit_staged(
                 clock.sleep(POLL_SECONDS)
                 if request is None:
                     break
-            if clock.monotonic() >= deadline:
+            if clock.monotonic() >= deadline and not _is_at_it(request):
+                # It may have answered before it was looked whether it is still at it.
+                done = _answer(request)
+                if done is not None:
+                    return done
                 raise _not_answered(paths[0], locked, timeout_seconds) from locked
     finally:
         if request is not None:
             request.withdraw()
+
+
+def _is_at_it(request: PostedRequest | None) -> bool:
+    """Whether the holder has begun: it is waited for, as it may commit at any moment."""
+    return request is not None and not request.take_back() and request.is_taken
 
 
 def _answer(request: PostedRequest | None) -> SinkCommit | None:
@@ -146,8 +155,8 @@ def _not_answered(directory: str, locked: LockedError, timeout_seconds: float) -
         else f"process {locked.pid} on host {locked.host}"
     )
     return LockedError(
-        f"{who} has {directory} open for writing and did not commit within {timeout_seconds:g} s;"
-        " close it there, or raise writerTimeout; to write the same again is safe",
+        f"{who} has {directory} open for writing and did not answer within {timeout_seconds:g} s;"
+        " close it there, or raise writerTimeout; nothing was written",
         host=locked.host,
         pid=locked.pid,
         path=directory,

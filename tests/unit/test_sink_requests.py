@@ -130,6 +130,23 @@ def test_the_holder_closes(path):
     assert ([SinkCommit({"t": 1}, ())], []) == (done, leftovers(path))
 
 
+def test_the_holder_takes_long(path, monkeypatch):
+    """Who has begun is waited for, whatever the time-out: it may commit at any moment."""
+    holder = logstore.open_store(path, config=FEW)
+    commit = holder._sinks.commit
+
+    def slowly(*arguments, **options):
+        time.sleep(0.6)
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(holder._sinks, "commit", slowly)
+    file = stage(path, "q", 0, {("t", 0): [b"1"]})
+    done = commit_staged([path], "q", 0, [file], timeout_seconds=0.3)
+    assert SinkCommit({"t": 1}, ()) == done
+    holder.close()
+    assert ([b"1"], []) == (values(path), leftovers(path))
+
+
 class TestDesk:
     """Request by request."""
 
@@ -146,6 +163,7 @@ class TestDesk:
         assert first.answer() is None
         assert 2 == holder.answer_requests()
         assert 0 == holder.answer_requests()
+        assert (False, False) == (first.take_back(), first.is_taken)
         assert SinkCommit({"t": 1}, ()) == first.answer()
         with pytest.raises(UnknownTopicError):
             second.answer()
