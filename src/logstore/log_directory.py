@@ -33,6 +33,7 @@ from logstore.checkpoint import (
     CLEANER_CHECKPOINT,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_CHECKPOINT,
+    NO_BROKER_EPOCH,
     RECOVERY_POINT_CHECKPOINT,
     CleanShutdownFile,
     OffsetCheckpointFile,
@@ -155,6 +156,7 @@ class LogDirectory:
     Attributes:
         path: The directory.
         had_clean_shutdown: Whether the marker was there.
+        was_closed_here: Whether it is a logstore's, which has ended every transaction before.
         is_gone: The directory was deleted: nothing is marked any more.
         is_loaded: Every log here has been loaded since, so that a marker may come where none was.
         writes_later: Offsets of a log that goes on wait for the next :meth:`write_checkpoints`,
@@ -180,6 +182,7 @@ class LogDirectory:
         "is_gone",
         "is_loaded",
         "path",
+        "was_closed_here",
         "writes_later",
     )
 
@@ -198,6 +201,10 @@ class LogDirectory:
         self._marker = CleanShutdownFile(path, files=files)
         self.had_clean_shutdown: Final = self._marker.exists()
         self._clean_marker = b""
+        # A broker's has its epoch, and a directory that it has closed has a new lock file.
+        self.was_closed_here: Final = (
+            self.had_clean_shutdown and self._marker.read() == NO_BROKER_EPOCH and lock.epoch > 1
+        )
         if self.had_clean_shutdown:
             # Before anything else: a crash while the logs are loaded is an unclean end.
             self._clean_marker = files.read_file(self._marker.path)

@@ -328,7 +328,8 @@ class LogStore(SinkStore, Closing):
             self.abandon()
             return
         self._close_sinks()
-        self._transactions.close()
+        if not self._transactions.close():  # The next open has to end what is left.
+            self._failed_to_close.update(self._live)
         self._tasks.stop()
         self.cleaner.shutdown()
         self.scheduler.shutdown(wait=True)

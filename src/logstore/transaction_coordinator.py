@@ -189,39 +189,67 @@ class TransactionCoordinator:
         self._lock = threading.Lock()
         self._transactions: dict[str, TransactionMetadata] = {}
         self._unread: dict[int, LogStoreError] = {}
+        self._to_read: set[int] = set()  # Partitions that wait until they are needed.
+        self._reading = threading.RLock()
         self._tasks: list[Task] = []
         self._executor: ThreadPoolExecutor | None = None
         self._topic_lock = threading.Lock()
 
     # -- life --------------------------------------------------------------------------------------
 
-    def load(self) -> None:
+    def load(self, *, was_closed_cleanly: bool = False) -> None:
         """
         Read ``__transaction_state``, and end every transaction that was open or half ended.
 
         A transaction without a decision is aborted: its producer was in another process. What
         cannot be read or ended now is reported. The transactional ids of a partition that cannot
         be read are refused; what cannot be ended is tried again.
+
+        Args:
+            was_closed_cleanly: Whoever had the store before has ended everything, and a partition
+                is read when one of its transactional ids is used.
         """
         if TRANSACTION_STATE_TOPIC not in self._store:
             return
-        found: dict[str, TransactionMetadata] = {}
-        for partition in range(self._store[TRANSACTION_STATE_TOPIC].partition_count):
+        with self._lock:
+            self._transactions = {}
+            self._unread = {}
+            self._to_read = set(range(self._store[TRANSACTION_STATE_TOPIC].partition_count))
+        if not was_closed_cleanly:
+            self._read_all()
+        self._schedule()
+
+    def _read_all(self) -> None:
+        for partition in sorted(self._to_read):
+            self._read(partition)
+        self._end_all_interrupted("end transactions")
+
+    def _read(self, partition: int) -> None:
+        """Take over what a partition says, unless that was done."""
+        with self._reading:
+            if partition not in self._to_read:
+                return
+            found: dict[str, TransactionMetadata] = {}
             try:
                 _read_partition(self._store[TRANSACTION_STATE_TOPIC, partition], found)
             except LogStoreError as error:
                 self._unread[partition] = error
                 self._store.report(error, f"load {TRANSACTION_STATE_TOPIC}-{partition}")
-        with self._lock:
-            self._transactions = found
-        self._end_all_interrupted("end transactions")
-        self._schedule()
+            with self._lock:
+                self._transactions.update(found)
+                self._to_read.discard(partition)
 
-    def close(self) -> None:
-        """Stop background work, and abort what is open, or leave that to the next load."""
+    def close(self) -> bool:
+        """
+        Stop background work, and abort what is open, or leave that to the next load.
+
+        Returns:
+            Whether everything is ended.
+        """
         self._cancel()
-        self._end_all_interrupted("end transactions")
+        is_ended = self._end_all_interrupted("end transactions")
         self.stop()
+        return is_ended
 
     def stop(self) -> None:
         """Stop background work; what is open stays so."""
@@ -235,13 +263,16 @@ class TransactionCoordinator:
         for task in tasks:
             task.cancel()
 
-    def _end_all_interrupted(self, what: str) -> None:
+    def _end_all_interrupted(self, what: str) -> bool:
+        is_ended = not self._unread
         for metadata in self._all():
             with metadata.lock:
                 try:
                     self._end_interrupted(metadata)
                 except LogStoreError as error:  # The other transactions are no part of it.
+                    is_ended = False
                     self._store.report(error, what)
+        return is_ended
 
     def _end_interrupted(self, metadata: TransactionMetadata) -> None:
         metadata.is_held = False
@@ -399,11 +430,13 @@ class TransactionCoordinator:
 
     def describe(self, transactional_id: str) -> TransactionLogValue | None:
         """Return what is known of a transactional id; None: nothing."""
+        self._read_for(transactional_id)
         metadata = self._transactions.get(transactional_id)
         return None if metadata is None else metadata.value
 
     def highest_producer_id(self) -> int:
         """Return the highest producer id that a transactional id has or will get, -1 for none."""
+        self._read_all()
         return max(
             (max(each.value.producer_id, each.value.next_producer_id) for each in self._all()),
             default=NO_PRODUCER_ID,
@@ -570,9 +603,9 @@ class TransactionCoordinator:
         return metadata
 
     def _metadata(self, transactional_id: str, timeout_ms: int) -> TransactionMetadata:
+        partition = self._read_for(transactional_id)
         if self._unread:
-            count = self._store[TRANSACTION_STATE_TOPIC].partition_count
-            error = self._unread.get(partition_for(transactional_id, count))
+            error = self._unread.get(partition)
             if error is not None:
                 raise OfflineError(
                     f"what is known of the transactional id {transactional_id!r} could not be read"
@@ -591,6 +624,16 @@ class TransactionCoordinator:
             with self._lock:
                 metadata = self._transactions.setdefault(transactional_id, metadata)
         return metadata
+
+    def _read_for(self, transactional_id: str) -> int:
+        """Return the partition of an id, which has been read."""
+        if TRANSACTION_STATE_TOPIC not in self._store:
+            return -1
+        count = self._store[TRANSACTION_STATE_TOPIC].partition_count
+        partition = partition_for(transactional_id, count)
+        if partition in self._to_read:
+            self._read(partition)
+        return partition
 
     def _state_log(self, transactional_id: str) -> Log:
         count = self._store[TRANSACTION_STATE_TOPIC].partition_count

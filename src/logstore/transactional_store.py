@@ -124,7 +124,11 @@ class TransactionalStore(LoadingStore):
     def _load(self, progress: ProgressListener | None) -> None:
         super()._load(progress)
         if not self._is_read_only:
-            self._transactions.load()
+            self._transactions.load(
+                was_closed_cleanly=self._is_lazy
+                and not self._offline
+                and all(each.was_closed_here for each in self._directories())
+            )
 
     def _producer_id_directories(self) -> Iterator[str]:
         return (directory.path for directory in self._directories())

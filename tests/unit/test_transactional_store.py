@@ -12,7 +12,12 @@ import pytest
 import logstore
 from logstore.checkpoint import TopicPartition
 from logstore.clock import ManualClock
-from logstore.errors import InvalidTransactionTimeoutError, OfflineError, ReadOnlyError
+from logstore.errors import (
+    InvalidTransactionTimeoutError,
+    OfflineError,
+    ReadOnlyError,
+    StorageError,
+)
 from logstore.producer_ids import FIRST_PRODUCER_ID
 from logstore.records_builder import encode_batch
 from logstore.scheduler import ManualScheduler
@@ -200,3 +205,70 @@ def test_forgotten_store(path):
     with pytest.warns(ResourceWarning):
         forget()
     assert gone() is None
+
+
+class TestLazyOpen:
+    """Who comes for one transaction does not read what is known of all the others."""
+
+    def read(self, store):
+        """Return the partitions of the transactions' states that are open."""
+        return [number for number in store["__transaction_state"] if self.is_open(store, number)]
+
+    def is_open(self, store, number):
+        return store._hosted[TopicPartition("__transaction_state", number)].open_log is not None
+
+    def filled(self, path):
+        with logstore.open_store(path, config=FEW) as store:
+            store.create_topic("t")
+            for name in "abcd":
+                with store.transaction(name) as transaction:
+                    transaction.append("t", b"1")
+            return {name: store._transactions.describe(name) for name in "abcd"}
+
+    def test_after_a_clean_end(self, path):
+        """One partition is read when one of its ids is used; epochs go on."""
+        before = self.filled(path)
+        with logstore.open_store(path, lazy=True) as store:
+            assert [] == self.read(store)
+            with store.transaction("a") as transaction:
+                transaction.append("t", b"2")
+            assert 1 == len(self.read(store))
+            assert transaction.producer.producer_id == before["a"].producer_id
+            assert transaction.producer.producer_epoch > before["a"].producer_epoch
+        with logstore.open_store(path) as store:
+            assert before["b"] == store._transactions.describe("b")
+
+    def test_after_a_kill_or_a_broker(self, path):
+        """What was left open is ended, whosever it was."""
+        self.filled(path)
+        with logstore.open_store(path, lazy=True) as store:
+            transaction = store.transaction("b")
+            transaction.append("t", b"lost")
+            transaction.flush()
+            store.abandon()
+        with logstore.open_store(path, lazy=True) as store:
+            assert 2 == len(self.read(store))
+            log = store["t", 0]
+            assert log.last_stable_offset == log.log_end_offset
+            list(store.logs())
+        (path / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":7}')
+        with logstore.open_store(path, lazy=True) as store:
+            assert 2 == len(self.read(store))
+
+    def test_what_could_not_be_ended(self, path, monkeypatch):
+        """The end is no clean one: the next open ends it."""
+        store = logstore.open_store(path, config=FEW)
+        store.create_topic("t")
+        transaction = store.transaction("b")
+        transaction.append("t", b"lost")
+        transaction.flush()
+
+        def broken(_metadata):
+            raise StorageError("no power")
+
+        monkeypatch.setattr(store._transactions, "_write_markers", broken)
+        store.close()
+        assert not (path / ".kafka_cleanshutdown").exists()
+        with logstore.open_store(path, lazy=True) as again:
+            assert again["t", 0].last_stable_offset == again["t", 0].log_end_offset
+        assert 1 == len(store.errors)
