@@ -215,8 +215,10 @@ def _encoded(column: Any, value_format: ValueFormat) -> Any:
 
 
 def _arrow_udf(function: Any, returned: Any) -> Any:
-    functions = import_extra("pyspark.sql.functions")
-    return functions.arrow_udf(function, returned, functions.ArrowUDFType.SCALAR)
+    array = import_extra("pyarrow").Array
+    # What tells Spark of which kind it is; as types, for pyarrow is imported in functions only.
+    function.__annotations__ = dict.fromkeys(function.__annotations__, array)
+    return import_extra("pyspark.sql.functions").arrow_udf(function, returned)
 
 
 def _arrow_type(schema: Any) -> Any:
