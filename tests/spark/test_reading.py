@@ -322,8 +322,9 @@ class TestBatch:
             log.extend([bytes(100)] * 40)  # One batch of some 4.3 kB.
         reader = source(store, maxBytesPerPartition="50000").reader(PLACE)
         tasks = [partition.value for partition in reader.partitions()]
-        assert 7 <= len(tasks) <= 12
+        assert 7 <= len(tasks) <= 10
         assert all(task.start % 40 == 0 for task in tasks)
+        assert all(task.stop - task.start >= 400 for task in tasks[:-1])
         assert places(read(reader, reader.partitions())) == spread((0, 4000))
         assert len(source(store, maxBytesPerPartition="0").reader(PLACE).partitions()) == 1
 

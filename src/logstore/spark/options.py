@@ -375,6 +375,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
             f"is {maximum}, less than minOffsetsPerTrigger ({minimum})",
         )
     max_bytes = given.number("maxBytesPerPartition", 0)
+    poll_timeout = given.number("kafkaConsumer.pollTimeoutMs", 0)
     isolation = given.choice(
         "kafka.isolation.level", ("read_committed", "read_uncommitted"), "read_committed"
     )
@@ -395,7 +396,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         max_offsets_per_trigger=maximum,
         min_offsets_per_trigger=minimum,
         max_trigger_delay_ms=given.milliseconds("maxTriggerDelay", MAX_TRIGGER_DELAY_MS),
-        poll_timeout_ms=given.number("kafkaConsumer.pollTimeoutMs", 0) or POLL_TIMEOUT_MS,
+        poll_timeout_ms=POLL_TIMEOUT_MS if poll_timeout is None else poll_timeout,
         filter_pushdown=given.flag("filterPushdown", False),
         given=given.names,
     )

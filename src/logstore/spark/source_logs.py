@@ -111,7 +111,10 @@ class SourceLogs:
         for root in self._options.roots:
             for topic_partition, path in _partitions_in(root):
                 if self._wants(topic_partition):
-                    entry = _Found(path, os.stat(path).st_ino)
+                    try:
+                        entry = _Found(path, os.stat(path).st_ino)
+                    except OSError:
+                        continue  # Deleted at this moment.
                     if topic_partition in found:
                         raise SparkSourceError(
                             "DUPLICATE_PARTITION",
@@ -241,13 +244,16 @@ class SourceLogs:
                 position, size_bytes = 0, segment.size_bytes
                 if segment.base_offset < whole.start:
                     position = segment.offset_index.lookup(whole.start).position
+                elif room <= 0:
+                    cuts.append(segment.base_offset)
+                    room = bytes_max
                 while size_bytes - position > room:
                     last = segment.fetch_upper_bound_offset(OffsetPosition(0, position), room)
                     if last is None or last + 1 >= whole.stop:
                         break
                     cuts.append(last + 1)
                     position, room = segment.offset_index.lookup(last + 1).position, bytes_max
-                room -= min(max(size_bytes - position, 0), room - 1)
+                room -= max(size_bytes - position, 0)
         edges = [whole.start, *cuts, whole.stop]
         return [
             OffsetRange(whole.topic_partition, start, stop)
