@@ -395,9 +395,8 @@ class ReadableSegment(SegmentFiles):
         """Return the first record of a batch with at least this timestamp and offset."""
         for record in self.batch_at(header).records():
             if record.timestamp >= timestamp and record.offset >= starting_offset:
-                epoch = header.leader_epoch
                 return TimestampAndOffset(
-                    record.timestamp, record.offset, None if epoch < 0 else epoch
+                    record.timestamp, record.offset, _known_epoch(header.leader_epoch)
                 )
         return None
 
@@ -419,9 +418,18 @@ class ReadableSegment(SegmentFiles):
         largest = self.max_timestamp_and_offset_so_far()
         for header in self.headers_from(largest.offset):
             if header.max_timestamp == largest.timestamp:
-                if header.magic == 0:
-                    return None
-                return self._first_record(header, largest.timestamp, self.base_offset)
+                return None if header.magic == 0 else self._largest_record(header)
+        return None
+
+    def _largest_record(self, header: EntryHeader) -> TimestampAndOffset | None:
+        """Return the first record of a batch whose timestamp is what its header calls largest."""
+        for record in self.batch_at(header).records():
+            # Not one that is larger: of a batch that came as one with the time of an append, which
+            # its records did not have, the header goes by that time.
+            if record.timestamp == header.max_timestamp:
+                return TimestampAndOffset(
+                    record.timestamp, record.offset, _known_epoch(header.leader_epoch)
+                )
         return None
 
     # -- aborted transactions ----------------------------------------------------------------------
@@ -474,3 +482,7 @@ class ReadableSegment(SegmentFiles):
     def distrust_missing_txn_index(self, finder: Finder, end_offset: int) -> None:
         """Look for aborted transactions below ``end_offset`` in the log, when they are wanted."""
         self._aborted = UnindexedAborted(finder, end_offset)
+
+
+def _known_epoch(leader_epoch: int) -> int | None:
+    return None if leader_epoch < 0 else leader_epoch

@@ -10,8 +10,10 @@ import zlib
 import pytest
 
 import logstore
-from logstore.record import encode_batch
+from logstore.record import TimestampType, encode_batch
 from logstore.testing import ManualClock, open_log
+
+NOW_MS = 1_000
 
 
 @pytest.fixture(name="log")
@@ -37,6 +39,18 @@ class TestOffsetOfMaxTimestamp:
         assert (-1, 0, 3) == log.max_timestamp()
         log.append_batches(encode_batch([(None, 0, None, b"v", ())]), leader_epoch=3)
         assert (0, 4, 3) == log.max_timestamp()
+
+    def test_of_a_batch_that_claims_another(self, log):
+        """
+        A producer's batch that says it has the time of an append: as in Kafka, that decides.
+
+        Its records have times of their own, which nobody looks at when the header is made: found
+        is the first that has the header's, not one that has a larger one.
+        """
+        rows = [(None, NOW_MS + delta, None, b"v", ()) for delta in (1, 0, 0)]
+        options = {"timestamp_type": TimestampType.LOG_APPEND_TIME, "log_append_time": NOW_MS}
+        log.append_batches(encode_batch(rows, **options), leader_epoch=0)
+        assert (NOW_MS, 1, 0) == log.max_timestamp()
 
     def test_of_messages_that_cannot_have_one(self, log):
         """Magic 0 has no field for it."""
