@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from logstore.bootstrap_metadata import MetadataExport, export_metadata
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.closing import Closing
 from logstore.config import LogConfig
@@ -283,6 +284,31 @@ class LogStore(SinkStore, Closing):
             clock=self.clock,
             live_offsets=self.live_offsets,
         )
+
+    def export_metadata(self, path: str | os.PathLike[str]) -> MetadataExport:
+        """
+        Tell a broker that has never run of the topics of this store, so that it serves them.
+
+        Topics, partitions and settings are added to what its controller begins with. Retention and
+        cleanup policy are told of every topic: a broker's defaults are others. What an earlier call
+        has added is replaced.
+
+        Args:
+            path: ``bootstrap.checkpoint`` in the broker's ``metadata.log.dir``, as ``kafka-storage
+                format`` has made it. The broker's ``node.id``, ``cluster.id`` and ``log.dirs`` are
+                those of the store.
+
+        **Durability**: durable on return.
+
+        Raises:
+            LogExistsError: The controller has run: it does not read the file any more.
+            InvalidRecordError: It is older than Kafka 3.7, or newer than what is known.
+            CorruptRecordError: The file is damaged; nothing was changed.
+            OfflineError: A partition or a directory's id is missing; nothing was changed.
+            StorageError: The file cannot be read or written.
+        """
+        self.check_writable()
+        return export_metadata(self, path)
 
     def flush(self) -> None:
         """Make everything that was appended durable, in every log that is open."""

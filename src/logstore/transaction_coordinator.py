@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
 
@@ -434,13 +434,12 @@ class TransactionCoordinator:
         metadata = self._transactions.get(transactional_id)
         return None if metadata is None else metadata.value
 
-    def highest_producer_id(self) -> int:
-        """Return the highest producer id that a transactional id has or will get, -1 for none."""
+    def producer_ids(self) -> Iterator[int]:
+        """Yield the producer ids that transactional ids have or will get."""
         self._read_all()
-        return max(
-            (max(each.value.producer_id, each.value.next_producer_id) for each in self._all()),
-            default=NO_PRODUCER_ID,
-        )
+        for each in self._all():
+            yield each.value.producer_id
+            yield each.value.next_producer_id
 
     # -- background work ---------------------------------------------------------------------------
 

@@ -135,7 +135,10 @@ class TransactionalStore(LoadingStore):
 
     def _first_free_producer_id(self) -> int:
         """Return a producer id above all that a log knows: of a broker, or of stand-alone logs."""
-        highest = -1
+        return max(self.used_producer_ids(), default=-1) + 1
+
+    def used_producer_ids(self) -> Iterator[int]:
+        """Yield the producer ids that a log or a transactional id knows."""
         for topic_partition in self.partitions():
             if topic_partition.topic == TRANSACTION_STATE_TOPIC:
                 continue
@@ -143,5 +146,5 @@ class TransactionalStore(LoadingStore):
                 producers = self[topic_partition].producer_state.active_producers
             except LogStoreError:  # It was reported when it could not be loaded.
                 continue
-            highest = max([highest, *producers])
-        return max(highest, self._transactions.highest_producer_id()) + 1
+            yield from producers
+        yield from self._transactions.producer_ids()

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 
 import kafka_broker
 import pytest
@@ -26,12 +31,14 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import logstore
+from logstore.cli import main
 from logstore.file_dump import dump_file
 
 pytestmark = pytest.mark.skipif(
     kafka_broker.missing() is not None, reason=f"no broker: {kafka_broker.missing()}"
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 METADATA = "__cluster_metadata-0"
 PARTITIONS = 3
 CODECS = ("gzip", "snappy", "lz4", "zstd")
@@ -43,6 +50,8 @@ TOPICS = {
 # Nothing is cleaned behind the test's back: it compares all that was written.
 BROKER = {"log.cleaner.enable": "false"}
 WAIT_SECONDS = 30
+AUDITED = 7  # A position of a group.
+LASTS = {b"last %d" % number for number in range(4)}
 
 
 def client(broker, **settings):
@@ -108,15 +117,28 @@ def produce(producer, topic, *values, key=None, partition=-1):
         producer.produce(topic, value, key=key, partition=partition)
 
 
-def write_with_clients(broker):
-    """Plain, compressed, compacted and transactional records, and a group's position."""
+def first_value(broker, topic, offset):
+    """The first value that a ``read_committed`` consumer finds in partition 0 from there on."""
+    settings = {"group_id": "judge", "isolation_level": "read_committed"}
+    with consumer_of(broker, **settings) as consumer:
+        consumer.assign([TopicPartition(topic, 0, offset)])
+        (message,) = consumer.consume(1, timeout=WAIT_SECONDS)
+        assert message.error() is None
+        return message.value()
+
+
+def create_topics(broker, topics):
     admin = AdminClient(client(broker))
     created = admin.create_topics(
-        [NewTopic(name, count, 1, config=config) for name, (count, config) in TOPICS.items()]
+        [NewTopic(name, count, 1, config=config) for name, (count, config) in topics.items()]
     )
     for future in created.values():
         future.result(WAIT_SECONDS)
 
+
+def write_with_clients(broker):
+    """Plain, compressed, compacted and transactional records, and a group's position."""
+    create_topics(broker, TOPICS)
     for codec in CODECS:
         packer = Producer(client(broker, compression_type=codec, linger_ms=50))
         produce(packer, f"packed-{codec}", *(b"%d " % number * 50 for number in range(40)))
@@ -141,7 +163,7 @@ def write_with_clients(broker):
         consumer.commit(offsets=places, asynchronous=False)
 
 
-def write_with_store(store):
+def write_with_store(store, first_position=None):
     """The same kinds of records from here, a position within a transaction; what is next."""
     for codec in CODECS:
         store[f"packed-{codec}", 0].extend([b"ours " * 50] * 20, compression=codec)
@@ -152,7 +174,7 @@ def write_with_store(store):
         with store.transaction("till") as transaction:  # The one that a client had.
             for number in range(PARTITIONS):
                 transaction.append(("orders", number), f"our {name}".encode())
-            position = store.positions("billing").get("orders", 0)
+            position = store.positions("billing").get("orders", 0, first_position)
             transaction.commit_positions("billing", {("orders", 0): position + 1})
     with contextlib.suppress(KeyError), store.transaction("our own") as transaction:
         transaction.append(("orders", 1), b"never")
@@ -160,7 +182,7 @@ def write_with_store(store):
         raise KeyError
     with store.transaction("once") as transaction:
         transaction.append(("orders", 0), b"once")
-    store.positions("audit").commit({("latest", 0): 7})
+    store.positions("audit").commit({("latest", 0): AUDITED})
 
 
 def write_more_with_clients(broker):
@@ -173,10 +195,26 @@ def write_more_with_clients(broker):
         producer.commit_transaction(WAIT_SECONDS)
     # The broker has not heard of the producer ids that were given out here: were one the same as
     # one of its own, it would take these for repetitions, and acknowledge without writing them.
-    for number in range(4):
+    for value in sorted(LASTS):
         producer = Producer(client(broker, enable_idempotence=True))
-        produce(producer, "orders", b"last %d" % number, partition=0)
+        produce(producer, "orders", value, partition=0)
         assert 0 == producer.flush(WAIT_SECONDS)
+
+
+def run_page(directory):
+    """Run the commands and the program of the page about it; the disk is ``directory``/disk."""
+    page = (ROOT / "docs/taking-over-a-brokers-disk.md").read_text()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    (code,) = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    code = re.sub(r"\blogstore ", f"{sys.executable} -m logstore ", code)
+
+    def output(*command):
+        return subprocess.check_output(command, cwd=directory, env=environment, text=True)
+
+    assert output("bash", "-euc", code)
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    printed = output(sys.executable, "-c", code).splitlines()
+    assert re.findall(r"print\(.*\)  # (.*)", code) == printed
 
 
 def values_of(records, topic):
@@ -238,6 +276,8 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         )
     assert b"paid" in values_of(before, "orders")
     assert b"void" not in values_of(before, "orders")
+    shutil.copytree(data, tmp_path / "page" / "disk")
+    run_page(tmp_path / "page")
 
     with logstore.open_store(data) as store:
         assert [] == list(store.check())
@@ -247,6 +287,7 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         assert not store["latest"].is_held
         assert store["orders"].is_held
         write_with_store(store)
+        store.create_topic("unknown").append(b"kept")
         between = stored(store)
         assert not store.errors
     for place, records in before.items():
@@ -261,15 +302,15 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         assert {("orders", 0): 3, ("orders", 1): 2, ("orders", 2): 3} == (
             committed_positions(broker, "billing")
         )
-        assert {("latest", 0): 7} == committed_positions(broker, "audit")
+        assert {("latest", 0): AUDITED} == committed_positions(broker, "audit")
         write_more_with_clients(broker)
         after = served(broker)
         # A group goes on where it was told to here.
         with consumer_of(broker, group_id="audit", auto_offset_reset="error") as consumer:
             consumer.subscribe(["latest"])
-            assert 7 == consumer.consume(1, timeout=WAIT_SECONDS)[0].offset()
-    lasts = {b"last %d" % number for number in range(4)}
-    assert {b"till again", b"our own again", *lasts} <= set(values_of(after, "orders"))
+            assert AUDITED == consumer.consume(1, timeout=WAIT_SECONDS)[0].offset()
+        create_topics(broker, {"unknown": (1, {})})
+    assert {b"till again", b"our own again", *LASTS} <= set(values_of(after, "orders"))
     assert " ERROR " not in broker.log_path.read_text()
 
     with logstore.open_store(data) as store:
@@ -283,3 +324,55 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         assert not store.errors
     check_with_kafkas_tool(data)
     check_dump_of_metadata(data)
+
+    # What the controller did not know was set aside; there is a way in.
+    (stray,) = data.glob("unknown-0.*-stray")
+    assert 0 == main(["copy", str(stray), str(data / "unknown-0")])
+    with kafka_broker.kafka_broker(tmp_path, BROKER, log_dirs=[data]) as broker:
+        last = after["orders", 0][-1][0] + 1
+        assert b"kept" == first_value(broker, "unknown", 0)
+        assert b"ours again" == first_value(broker, "orders", last)
+
+
+@pytest.mark.timeout(240)
+def test_a_store_that_was_made_here(tmp_path):
+    """A broker that has never run serves it, with positions and transactional ids; and back."""
+    data, metadata = tmp_path / "data", tmp_path / "metadata"
+    few = {"transaction.state.log.num.partitions": 3, "offsets.topic.num.partitions": 3}
+    with logstore.open_store(data, config=few) as store:
+        for name, (count, config) in TOPICS.items():
+            store.create_topic(name, partitions=count, config=config)
+        for number in range(3):
+            store["latest"].append(b"%d" % number, key=b"the same")
+        store["latest", 0].roll()
+        write_with_store(store, first_position=0)
+        store["latest", 0].compact()
+        before = stored(store)
+        topic_ids = {name: store[name].topic_id for name in TOPICS}
+    assert [b"2", b"ours"] == values_of(before, "latest")[:2]
+    check_with_kafkas_tool(data)
+
+    settings = BROKER | {"metadata.log.dir": str(metadata)}
+    kafka_broker.format_directories(tmp_path, settings, log_dirs=[data])
+    bootstrap = metadata / "bootstrap.checkpoint"
+    for _ in range(2):  # The second time it is written anew.
+        assert 0 == main(["handover", str(data), "--bootstrap", str(bootstrap)])
+
+    with kafka_broker.kafka_broker(tmp_path, settings, log_dirs=[data]) as broker:
+        assert before == served(broker)
+        assert {("orders", 0): 2} == committed_positions(broker, "billing")
+        assert {("latest", 0): AUDITED} == committed_positions(broker, "audit")
+        write_more_with_clients(broker)
+        after = served(broker)
+        described = AdminClient(client(broker)).list_topics(timeout=WAIT_SECONDS).topics
+        assert topic_ids.keys() <= described.keys()
+    assert LASTS <= set(values_of(after, "orders"))
+    assert " ERROR " not in broker.log_path.read_text()
+
+    with logstore.open_store(data) as store:
+        assert [] == list(store.check())
+        assert after == stored(store)
+        assert topic_ids == {name: store[name].topic_id for name in TOPICS}
+        assert not store.errors
+        with pytest.raises(logstore.LogExistsError, match="create the topics there"):
+            store.export_metadata(bootstrap)

@@ -202,27 +202,8 @@ def kafka_broker(
         BrokerError: It did not start; with the end of its log.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     logs = [Path(path) for path in log_dirs or [directory / "data"]]
-    port, controller_port = _free_ports(2)
-    settings = {
-        **CONFIG,
-        "node.id": NODE_ID,
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",
-        "log.dirs": ",".join(str(path.absolute()) for path in logs),
-        **(config or {}),
-    }
-    metadata = Path(str(settings.get("metadata.log.dir", logs[0])))
-    properties = directory / "server.properties"
-    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    formatted = [cluster for path in {*logs, metadata} if (cluster := cluster_id_of(path))]
-    cluster_id = cluster_id or next(iter(formatted), None) or new_cluster_id()
-    if len(formatted) < len({*logs, metadata}):
-        run_kafka(
-            "kafka.tools.StorageTool",
-            *("format", "--ignore-formatted", "-t", cluster_id, "-c", properties),
-        )
+    properties, cluster_id, port = _prepare(directory, config or {}, logs, cluster_id)
     log_path = directory / "broker.log"
     with log_path.open("wb") as said:
         process = subprocess.Popen(
@@ -240,6 +221,46 @@ def kafka_broker(
         broker.kill()
         raise
     broker.stop()
+
+
+def format_directories(
+    directory: str | os.PathLike[str],
+    config: Mapping[str, object] | None = None,
+    *,
+    log_dirs: Sequence[str | os.PathLike[str]] | None = None,
+    cluster_id: str | None = None,
+) -> None:
+    """Make the directories of a broker ready, as its first start does; arguments as there."""
+    directory = Path(directory)
+    logs = [Path(path) for path in log_dirs or [directory / "data"]]
+    _prepare(directory, config or {}, logs, cluster_id)
+
+
+def _prepare(
+    directory: Path, config: Mapping[str, object], logs: Sequence[Path], cluster_id: str | None
+) -> tuple[Path, str, int]:
+    """Write the settings, format what is not; return the settings' file, the cluster, the port."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port, controller_port = _free_ports(2)
+    settings = {
+        **CONFIG,
+        "node.id": NODE_ID,
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",
+        "log.dirs": ",".join(str(path.absolute()) for path in logs),
+        **config,
+    }
+    directories = {*logs, Path(str(settings.get("metadata.log.dir", logs[0])))}
+    properties = directory / "server.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    formatted = [cluster for path in directories if (cluster := cluster_id_of(path))]
+    cluster_id = cluster_id or next(iter(formatted), None) or new_cluster_id()
+    if len(formatted) < len(directories):
+        run_kafka(
+            "kafka.tools.StorageTool",
+            *("format", "--ignore-formatted", "-t", cluster_id, "-c", properties),
+        )
+    return properties, cluster_id, port
 
 
 def cluster_id_of(log_dir: Path) -> str | None:

@@ -93,6 +93,7 @@ LAYERS = [
     {"positions", "topic_store"},
     {"config_import", "loading_store", "transactions"},
     {"sink_commits", "transactional_store"},
+    {"bootstrap_metadata"},
     {"sink_requests"},
     {"sink_store"},
     {"store_copy", "store_cut"},
