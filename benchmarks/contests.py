@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks import (
     appending,
+    broker,
     compacting,
     following,
     memory,
@@ -48,6 +49,12 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
 }
 if peers.NO_LMDB is None:
     CONTESTS["peers: LMDB"] = peers.lmdb
+if broker.NO_BROKER is None:
+    CONTESTS["peers: Kafka"] = broker.broker
 
 # Contests that cannot be held here, and why.
-LEFT_OUT: dict[str, str] = {} if peers.NO_LMDB is None else {"peers: LMDB": peers.NO_LMDB}
+LEFT_OUT: dict[str, str] = {
+    name: why
+    for name, why in (("peers: LMDB", peers.NO_LMDB), ("peers: Kafka", broker.NO_BROKER))
+    if why is not None
+}

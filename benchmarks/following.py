@@ -39,7 +39,7 @@ Ready = Callable[[], object]
 Work = Callable[[Ready], Iterator[int]]
 
 
-def _in_child(work: Work) -> tuple[int, int]:
+def in_child(work: Work) -> tuple[int, int]:
     """Start a process that sends how late it had each event; pid and pipe, once it is ready."""
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -55,7 +55,8 @@ def _in_child(work: Work) -> tuple[int, int]:
     return pid, read_end
 
 
-def _delays(pid: int, pipe: int) -> list[float]:
+def delays_of(pid: int, pipe: int) -> list[float]:
+    """Return how late the process had each event, in seconds, ascending, once it has ended."""
     data = b""
     while piece := os.read(pipe, 1 << 16):
         data += piece
@@ -65,7 +66,8 @@ def _delays(pid: int, pipe: int) -> list[float]:
     return sorted(each / 1e9 for each in nanoseconds[WARM_UP:])
 
 
-def _at_a_fixed_rate(count: int, emit: Callable[[int], object]) -> None:
+def at_a_fixed_rate(count: int, emit: Callable[[int], object]) -> None:
+    """Call ``emit`` with the time at which it is due, so many times."""
     time.sleep(0.01)  # The child sleeps by then.
     begin = time.monotonic_ns()
     for at in range(count):
@@ -149,12 +151,12 @@ def latency(directory: Path, size: Size) -> Contest:
         emit: Callable[[int], object],
         part: float,
         _: Stopwatch,
-        rate: Callable[[int, Callable[[int], object]], None] = _at_a_fixed_rate,
+        rate: Callable[[int, Callable[[int], object]], None] = at_a_fixed_rate,
     ) -> float:
-        child = _in_child(work)
+        child = in_child(work)
         rate(count, emit)
         wake(THE_END)
-        delays = _delays(*child)
+        delays = delays_of(*child)
         assert delays  # Two that came close together are one wake-up of a bare futex.
         return delays[int(len(delays) * part)]
 
