@@ -363,10 +363,7 @@ class StoreCopy:
         Raises:
             LogExistsError: Something has got there meanwhile.
         """
-        if manifest is None:
-            self._files.unlink(os.path.join(self.path, SNAPSHOT_FILE))
-            self._files.fsync_directory(self.path)
-        else:
+        if manifest is not None:
             manifest.write(self.path, self._files)
         self._check_dest()
         try:
@@ -377,6 +374,9 @@ class StoreCopy:
             raise
         self._is_finished = True
         self._files.fsync_directory(os.path.dirname(self.dest))
+        if manifest is None:  # Not before: what a crash leaves has to be known for what it is.
+            self._files.unlink(os.path.join(self.dest, SNAPSHOT_FILE))
+            self._files.fsync_directory(self.dest)
 
 
 def abort_open_transactions(store: OpenedStore) -> int:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import random
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -309,8 +310,9 @@ class TestWhileWriting:
                 failures.append(error)
 
         def write(number):
-            store["plain", number % 3].append(b"%d" % number)
-            time.sleep(0.0002)  # Thousands of segments are another test.
+            for each in range(30 * number, 30 * number + 30):
+                store["plain", each % 3].append(b"%d" % each)
+            time.sleep(0.001)  # Thousands of segments are another test.
 
         def transact(name):
             def work(number):
@@ -334,18 +336,21 @@ class TestWhileWriting:
 
         config = {**CONFIG, "file.delete.delay.ms": 1}
         with logstore.open_store(memory / "store", config=config) as store:
-            store.create_topic("plain", partitions=3)
+            store.create_topic("plain", partitions=3, config={"segment.bytes": 40_000})
             store.create_topic("exact", partitions=3)
-            store.alter_topic("plain", {"retention.bytes": 20_000})
+            store.alter_topic("plain", {"retention.bytes": 100_000})
             works = [write, transact("t"), transact("u"), clean]
             threads = [threading.Thread(target=thread, args=[each]) for each in works]
             for each in threads:
                 each.start()
             paths = []
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)  # Else the moment would be one, held or not.
             for number in range(4):
                 stop.wait(random.Random(seed * 10 + number).random() / 20)
                 paths.append(memory / f"copy-{number}")
                 store.snapshot(paths[-1])
+            sys.setswitchinterval(interval)
             stop.set()
             for each in threads:
                 each.join()
@@ -483,6 +488,24 @@ class TestAfterwards:
             assert [] == list(copy.check())
             assert 30 == len(list(copy["orders", 0].read()))
         assert before == contents(tmp_path / "store")
+
+    def test_sealed_segment_that_is_active_again(self, store, tmp_path):
+        """A power loss may take the file of the newest segment: the one before goes on."""
+        store.snapshot(tmp_path / "copy")
+        log = store["orders", 0]
+        gone = log.segments[-1].base_offset
+        store.close()
+        before = contents(tmp_path / "copy")
+        (tmp_path / "store" / ".kafka_cleanshutdown").unlink()
+        for file in (tmp_path / "store" / "orders-0").glob(f"{gone:020}.*"):
+            file.unlink()
+        config = {**CONFIG, "segment.bytes": 10_000}  # It has room again.
+        with open_log_store(tmp_path / "store", config=config, clock=store.clock) as found:
+            assert gone == found["orders", 0].log_end_offset
+            found["orders", 0].extend([b"instead"] * 5)
+            found["orders", 0].flush()
+            assert [] == list(found.check())
+        assert before == contents(tmp_path / "copy")
 
     def test_aborted_transactions_of_a_shared_segment(self, store, tmp_path):
         """Their index is shared as well, and is not written in place when it is active again."""
