@@ -8,34 +8,12 @@ seed LOGSTORE_DIFFERENTIAL_SEED (always the same). ``differential.py`` is the sa
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 
 import pytest
 
 SECONDS = float(os.environ.get("LOGSTORE_DIFFERENTIAL_SECONDS") or 20)
 FIRST_SEED = 1
-JARS = "libs"
-
-
-@pytest.fixture(scope="module", name="kafka")
-def _kafka():
-    """Kafka's classes in a Java process; skipped with the reason where they cannot be had."""
-    import differential
-
-    cache = differential.cache_directory()
-    if shutil.which("java") is None or shutil.which("javac") is None:
-        pytest.skip("needs a JDK 17 or later on PATH")
-    if not list((cache / JARS).glob("kafka-storage-*.jar")) and shutil.which("mvn") is None:
-        pytest.skip(f"needs Kafka's jars in {cache / JARS}, or Maven to fetch them")
-    oracle = differential.KafkaOracle(cache)
-    try:
-        oracle.__enter__()
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"Kafka's jars cannot be had: {error}")
-    yield oracle
-    oracle.__exit__(None, None, None)
 
 
 @pytest.mark.timeout(SECONDS * 2 + 300)
