@@ -129,7 +129,7 @@ class LiveSegment(ViewSegment):
     **Thread rule**: any thread may read; what changes is set under the log's lock.
     """
 
-    __slots__ = ("_is_active",)
+    __slots__ = ("_entry_counts", "_is_active")
 
     def __init__(
         self,
@@ -143,6 +143,8 @@ class LiveSegment(ViewSegment):
         is_active: bool,
     ) -> None:
         self._is_active = is_active
+        # As far as the writer has said; without it the room ahead is read, too: 10 MiB for each.
+        self._entry_counts: tuple[int | None, int | None] = (None, None)
         super().__init__(
             directory,
             base_offset,
@@ -156,9 +158,14 @@ class LiveSegment(ViewSegment):
 
     def _new_indexes(self) -> tuple[OffsetIndex, TimeIndex, TransactionIndex]:
         base_offset = self.base_offset
+        offset_index = CopiedOffsetIndex(self._path(INDEX_SUFFIX), base_offset, files=self._files)
+        time_index = CopiedTimeIndex(self._path(TIME_INDEX_SUFFIX), base_offset, files=self._files)
+        for index, entry_count in zip((offset_index, time_index), self._entry_counts, strict=True):
+            if entry_count is not None:
+                index.limit(entry_count)
         return (
-            CopiedOffsetIndex(self._path(INDEX_SUFFIX), base_offset, files=self._files),
-            CopiedTimeIndex(self._path(TIME_INDEX_SUFFIX), base_offset, files=self._files),
+            offset_index,
+            time_index,
             TransactionIndex(
                 self._path(TXN_INDEX_SUFFIX), base_offset, writable=False, files=self._files
             ),
@@ -171,6 +178,10 @@ class LiveSegment(ViewSegment):
 
     def grow(self, size_bytes: int, offset_entry_count: int, time_entry_count: int) -> None:
         """Learn how far the writer has got; a negative number of entries: that is not known."""
+        self._entry_counts = (
+            offset_entry_count if offset_entry_count >= 0 else self._entry_counts[0],
+            time_entry_count if time_entry_count >= 0 else self._entry_counts[1],
+        )
         if offset_entry_count >= 0 and self._offset_index is not None:
             cast("CopiedOffsetIndex", self._offset_index).limit(offset_entry_count)
         if time_entry_count >= 0 and self._time_index is not None:
@@ -180,6 +191,7 @@ class LiveSegment(ViewSegment):
     def seal(self, size_bytes: int) -> None:
         """Learn that the segment is written no more."""
         self._is_active = False
+        self._entry_counts = (None, None)
         self._size_bytes = size_bytes
         self.release()
         self._offset_index = self._time_index = self._txn_index = None

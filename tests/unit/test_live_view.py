@@ -17,9 +17,11 @@ import pytest
 
 import logstore
 from logstore.control_record import ControlRecordType, EndTransactionMarker
+from logstore.files import REAL_FILES, Files
 from logstore.live_offsets import LIVE_OFFSETS_FILE, LiveFile
 from logstore.live_segment import LiveSegment
 from logstore.live_view import State
+from logstore.opening import open_log
 from logstore.record import encode_batch
 from logstore.records_builder import end_transaction_marker
 from logstore.segment import LogSegment
@@ -71,6 +73,26 @@ class TestBesideAWriter:
         assert len(writer.segments) == len(reader.segments) > 5
         assert reader.offsets == writer.offsets
         assert State.LIVE is reader._view.state
+
+    def test_room_ahead_of_an_index_is_not_read(self, path):
+        """Of the 10 MiB that a writer allocates for each, a new reader reads what it has made."""
+
+        class Counting(Files):
+            read_bytes = 0
+
+            def pread_into(self, fd, buffer, position):
+                read = super().pread_into(fd, buffer, position)
+                self.read_bytes += read
+                return read
+
+        files = Counting(REAL_FILES.io)
+        with logstore.open(path) as writer:
+            for _ in range(50):
+                writer.extend([bytes(100)] * 50)
+            with open_log(path, "r", files=files) as reader:
+                assert 100 == reader.scan(2400).to_table().num_rows
+                assert reader.offset_at(0).offset == 0
+            assert files.read_bytes < 100_000
 
     def test_times(self, writer, reader):
         """Lookups by time reach the newest record."""
