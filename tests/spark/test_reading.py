@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import pickle
+import random
 
 import pyarrow as pa
 import pytest
@@ -98,9 +99,7 @@ def read(reader, partitions):
 
 
 def places(batches):
-    return sorted(
-        (row["partition"], row["offset"]) for batch in batches for row in batch.to_pylist()
-    )
+    return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
 
 
 def batch(store, **options):
@@ -117,8 +116,8 @@ def spread(*ranges):
 class Stream:
     """What Spark does at each trigger, with offsets that go through text."""
 
-    def __init__(self, store, **options):
-        self.reader = source(store, **options).streamReader(PLACE)
+    def __init__(self, store, *, schema=None, **options):
+        self.reader = source(store, **options).streamReader(PLACE if schema is None else schema)
         self.start = json.dumps(self.reader.initialOffset())
 
     def latest(self, limit=None):
@@ -574,6 +573,61 @@ class TestStream:
             SparkSourceError, match=r"orders-0 was deleted and .* \[0, 10\) are not"
         ):
             query.step()
+
+    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("start", ["earliest", "latest"])
+    def test_whatever_comes_meanwhile(self, orders, stream, start, seed):
+        """Topics, partitions, restarts, repeated batches, limits: each record once, in the end."""
+        draw = random.Random(f"{start} {seed}")
+        options = {
+            "schema": schema_of("topic", "partition", "offset"),
+            "subscribe": None,
+            "subscribePattern": "t.*",
+            "startingOffsets": start,
+            "maxOffsetsPerTrigger": str(draw.randint(1, 40)),
+            "minPartitions": str(draw.randint(1, 9)),
+        }
+        store = orders
+        store.delete_topic("orders")
+        store.create_topic("t0", partitions=2)[0].extend([b"before"] * draw.randint(0, 20))
+        query = stream(**options)
+        skipped = 0 if start == "earliest" else store["t0", 0].log_end_offset
+        seen = query.step() or []
+        for _ in range(25):
+            names = sorted(store)
+            action = draw.choice(["append", "append", "step", "step", "again", "restart", "grow"])
+            if action == "append":
+                topic = store[draw.choice(names)]
+                topic[draw.choice(topic.partitions)].extend([b"v"] * draw.randint(1, 30))
+            elif action == "step":
+                seen += query.step() or []
+            elif action == "again":  # The driver ends after the batch is logged, and begins anew.
+                end = query.latest()
+                rows = places(read(query.reader, query.planned(end)))
+                other = stream(**options)
+                other.start = query.start
+                assert places(read(other.reader, other.planned(end))) == rows
+                other.start, query = end, other
+                seen += rows
+            elif action == "restart":
+                other = stream(**options)
+                other.start, query = query.start, other
+            elif draw.random() < 0.5:
+                name = draw.choice(names)
+                store.create_partitions(name, len(store[name]) + 1)
+            else:
+                store.create_topic(f"t{len(names)}", partitions=draw.randint(1, 3))
+        while (rows := query.step()) is not None:
+            seen += rows
+        there = [
+            (topic.name, partition, offset)
+            for topic in store.topics()
+            for partition in topic
+            for offset in range(topic[partition].log_end_offset)
+        ]
+        assert sorted(seen) == [
+            each for each in there if each[:2] != ("t0", 0) or each[2] >= skipped
+        ]
 
     def test_a_checkpoint_beyond_the_log(self, stream):
         """A batch that was logged over other files names partition and range."""

@@ -106,7 +106,8 @@ class SparkColumns:
         found = self._constants.get(source)
         if found is None or len(found) < rows:
             scalar = self._pa.scalar(getattr(self._topic_partition, source), kind)
-            found = self._constants[source] = self._pa.repeat(scalar, max(rows, BATCH_ROWS))
+            # Later ones may be a little larger; a task of a few rows needs no more.
+            found = self._constants[source] = self._pa.repeat(scalar, rows + rows // 4)
         return found.slice(0, rows)
 
     def _microseconds(self, array: Any, kind: Any) -> Any:
