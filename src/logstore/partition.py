@@ -144,7 +144,8 @@ class Partition(NativeLog):
         self._rules: tuple[int, int, bool, LogConfig] | None = None  # As the writer has them.
         self._places: RecordPlaces | None = None  # Of log[offset],
         self._inherited_places: RecordPlaces | None = None  # and those of a parent process.
-        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        # Made with the first of them: an empty one is eight objects for the garbage collector.
+        self._readers: weakref.WeakSet[Reader] | None = None
         self._is_closed = False
         self._is_read_only = read_only
         self._depth = 0  # Of nested changes, by the thread that holds the lock.
@@ -285,7 +286,11 @@ class Partition(NativeLog):
     @property
     def readers(self) -> weakref.WeakSet[Reader]:
         """Reads that have begun; closing tells each to say so at its next step."""
-        return self._readers
+        readers = self._readers
+        if readers is None:
+            # One step: of two threads that come at once both get the first one's.
+            readers = self._readers = self.__dict__.setdefault("_first_readers", weakref.WeakSet())
+        return readers
 
     @property
     def decompressed_bytes_max(self) -> int:

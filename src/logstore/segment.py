@@ -44,7 +44,7 @@ from logstore.segment_files import (
 from logstore.segment_reading import OffsetLocation, ReadableSegment, TimestampAndOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -144,7 +144,7 @@ class LogSegment(ReadableSegment):
         self._clock = clock
         self._change_count = 0
         self._flushed_change_count = -1  # What it was before a flush of everything; -1: never.
-        self._leased: list[FileHandle] = []  # By the writer, while it is attached.
+        self._leased: Sequence[FileHandle] = ()  # By the writer, while it is attached.
         self._end_at_last_look = -1  # Of an attached segment, see take_use.
         self.roll_jitter_ms: Final = roll_jitter_ms
         self.created_ms = clock.milliseconds()
@@ -280,7 +280,7 @@ class LogSegment(ReadableSegment):
         self._end_leases()
 
     def _end_leases(self) -> None:
-        leased, self._leased = self._leased, []
+        leased, self._leased = self._leased, ()
         _release_all(leased)
 
     def take_use(self) -> bool:
@@ -628,7 +628,7 @@ class LogSegment(ReadableSegment):
         self._delete_files()
 
 
-def _release_all(leased: list[FileHandle]) -> None:
+def _release_all(leased: Sequence[FileHandle]) -> None:
     """End all leases, even if the end of one fails, as the last one of a closed file may."""
     for number, handle in enumerate(leased):
         try:

@@ -135,7 +135,7 @@ class SegmentFiles:
         self._guard = threading.Lock()
         self._handle: FileHandle | None = None
         # Of files that were let go of; ranges may hold them, and are closed with the segment.
-        self._former_handles: list[weakref.ref[FileHandle]] = []
+        self._former_handles: tuple[weakref.ref[FileHandle], ...] = ()
         self._views: FileViews | None = None  # Of the present file; made when it is first mapped.
         self._is_closed = False
         self._is_kept_open = False
@@ -420,10 +420,10 @@ class SegmentFiles:
                 return
             handle, self._handle = self._handle, None
             if handle is not None:
-                self._former_handles = [
+                self._former_handles = (
                     *(each for each in self._former_handles if each() is not None),
                     weakref.ref(handle),
-                ]
+                )
         for index in (self._offset_index, self._time_index, self._txn_index):
             if index is not None:
                 index.release()

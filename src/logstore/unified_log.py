@@ -435,7 +435,7 @@ class UnifiedLog(RetainingLog):
         self._is_closed = True
         self._bind_writer(None)
         self.forget_places()
-        for reader in list(self._readers):
+        for reader in list(self._readers or ()):
             reader.discard()
         if self._is_forked():
             return
