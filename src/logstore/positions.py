@@ -345,6 +345,10 @@ class Positions:
     def __len__(self) -> int:
         return len(self.describe())
 
+    def keys(self) -> list[TopicPartition]:
+        """Return the partitions with a position, sorted; so ``dict(positions)`` has all."""
+        return sorted(self.describe())
+
     def items(self) -> list[tuple[TopicPartition, int]]:
         """Return each partition with its position, sorted."""
         return sorted((place, value.offset) for place, value in self.describe().items())

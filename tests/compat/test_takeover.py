@@ -310,6 +310,13 @@ def test_a_brokers_disk_there_and_back(tmp_path):
             consumer.subscribe(["latest"])
             assert AUDITED == consumer.consume(1, timeout=WAIT_SECONDS)[0].offset()
         create_topics(broker, {"unknown": (1, {})})
+        # It crashes, with a transaction open: that is aborted, and the logs are recovered.
+        late = Producer(client(broker, transactional_id="late"))
+        late.init_transactions(WAIT_SECONDS)
+        late.begin_transaction()
+        produce(late, "orders", b"never", partition=0)
+        assert 0 == late.flush(WAIT_SECONDS)
+        broker.kill()
     assert {b"till again", b"our own again", *LASTS} <= set(values_of(after, "orders"))
     assert " ERROR " not in broker.log_path.read_text()
 

@@ -101,7 +101,7 @@ class TestCopyOfAStore:
         assert all(": the same, " in line for line in output(capsys, "diff", data, target))
         with logstore.open_store(target) as store:
             assert 5_000_000 == store["orders"].config.retention_ms
-            assert {("orders", 0): 3} == dict(store.positions("billing").items())
+            assert {("orders", 0): 3} == dict(store.positions("billing"))
             assert [b"u", b"in one"] == list(store["users", 0].read_values())
             with store.transaction("t") as transaction:  # Whose epoch goes on.
                 transaction.append("users", b"more")

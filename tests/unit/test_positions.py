@@ -48,6 +48,7 @@ class TestMapping:
         positions.commit({("a", 0): 4, B0: 1})
         positions.commit({A0: 6}, metadata="é", sync=True)
         assert [(A0, 6), (B0, 1)] == positions.items()
+        assert {A0: 6, B0: 1} == dict(positions)
         assert [A0, B0] == list(positions)
         assert (6, True, False) == (positions["a", 0], ("b", 0) in positions, A1 in positions)
         now = store.clock.milliseconds()
