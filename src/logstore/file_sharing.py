@@ -91,7 +91,9 @@ class FileSharing:
         self.refusal: str | None = None
         self.copies: dict[str, FileIdentity] = {}
 
-    def share(self, source: str, target_directory: str, name: str) -> bool:
+    def share(
+        self, source: str, target_directory: str, name: str, size_bytes: int | None = None
+    ) -> bool:
         """
         Give a file that nobody writes any more a place; False: it is not there.
 
@@ -102,6 +104,7 @@ class FileSharing:
             source: The file.
             target_directory: Where the tree begins that gets it.
             name: Its path from there.
+            size_bytes: What counts of it: a longer one is copied so far; None: all of it.
 
         Raises:
             StorageError: It has no place there.
@@ -113,6 +116,8 @@ class FileSharing:
                 return False
             raise
         target = os.path.join(target_directory, name)
+        if size_bytes is not None and identity.size_bytes != size_bytes:
+            return self.copy_beginning(source, target, size_bytes)
         if identity.device not in self._unlinkable:
             try:
                 self._files.link(source, target)

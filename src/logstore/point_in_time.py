@@ -16,7 +16,7 @@ Source: decision 0068.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from logstore.checkpoint import TopicPartition
@@ -53,18 +53,51 @@ class Entry(NamedTuple):
     first_after: int | None
 
 
-class PartitionHistory(NamedTuple):
-    """What a partition's entries say: its cut, and the transactions that were committed in it."""
+class ProducerEpoch(NamedTuple):
+    """Who wrote a transaction."""
 
-    cut: int | None  #: None: nothing is after the time
+    producer_id: int
+    producer_epoch: int
+
+
+class PartitionHistory(NamedTuple):
+    """
+    What a partition's entries say.
+
+    Attributes:
+        cut: Where it ends at the time; None: nothing is after it.
+        committed: Transactions that were committed from the cut on, and those that were asked for.
+    """
+
+    cut: int | None
     committed: list[CommittedPart]
 
+    @property
+    def gone(self) -> set[ProducerEpoch]:
+        """Who wrote the transactions that were committed from the cut on."""
+        if self.cut is None:
+            return set()
+        return {
+            ProducerEpoch(part.producer_id, part.producer_epoch)
+            for part in self.committed
+            if part.marker_offset >= self.cut
+        }
 
-def history_of(topic_partition: TopicPartition, entries: Iterable[Entry]) -> PartitionHistory:
+
+def history_of(
+    topic_partition: TopicPartition,
+    entries: Iterable[Entry],
+    wanted: Container[ProducerEpoch] = frozenset(),
+) -> PartitionHistory:
     """
     Return what the entries of a partition, in the order of offsets, say.
 
     A marker that ends nothing, as one that is written a second time, says nothing.
+
+    Args:
+        topic_partition: The partition.
+        entries: All of them.
+        wanted: Whose transactions are told that were committed before the cut.
     """
     cut: int | None = None
     committed: list[CommittedPart] = []
@@ -74,12 +107,13 @@ def history_of(topic_partition: TopicPartition, entries: Iterable[Entry]) -> Par
             cut = entry.first_after
         if entry.is_commit is not None:
             first_offset = open_since.pop(entry.producer_id, None)
-            if entry.is_commit and first_offset is not None:
+            producer = ProducerEpoch(entry.producer_id, entry.producer_epoch)
+            is_told = cut is not None or producer in wanted
+            if entry.is_commit and first_offset is not None and is_told:
                 committed.append(
                     CommittedPart(
                         topic_partition,
-                        entry.producer_id,
-                        entry.producer_epoch,
+                        *producer,
                         first_offset,
                         entry.base_offset,
                         entry.max_timestamp,

@@ -43,7 +43,13 @@ from logstore.legacy import LegacyEntry
 from logstore.log import Log
 from logstore.meta_properties import MetaProperties, new_directory_id, read_meta_properties
 from logstore.partition import PARTITION_METADATA_FILE
-from logstore.point_in_time import Entry, PartitionHistory, history_of, markers_to_abort
+from logstore.point_in_time import (
+    Entry,
+    PartitionHistory,
+    ProducerEpoch,
+    history_of,
+    markers_to_abort,
+)
 from logstore.producer_ids import latest_block
 from logstore.producer_snapshot import SNAPSHOT_SUFFIX
 from logstore.record import RecordBatch
@@ -116,7 +122,8 @@ def restore(
 
     **Durability**: on return it survives a power loss; until then there is nothing at ``dest``.
 
-    **Cost**: sealed segments are linked, active ones copied. With a time everything is read.
+    **Cost**: sealed segments are linked, active ones copied. With a time everything is read,
+    twice if transactions are taken back.
 
     Raises:
         LogNotFoundError: There is no finished snapshot.
@@ -255,11 +262,15 @@ def _cut_all(
     view: LogStore, store: LogStore, time_ms: int
 ) -> tuple[dict[TopicPartition, int], int]:
     """Cut every partition; return where, and how many commit markers became abort markers."""
-    histories: dict[TopicPartition, PartitionHistory] = {}
-    for topic_partition in view.partitions():
-        if topic_partition.topic != TRANSACTION_STATE_TOPIC:
-            entries = _entries(view[topic_partition], time_ms)
-            histories[topic_partition] = history_of(topic_partition, entries)
+    places = [each for each in view.partitions() if each.topic != TRANSACTION_STATE_TOPIC]
+
+    def histories_with(wanted: set[ProducerEpoch]) -> dict[TopicPartition, PartitionHistory]:
+        return {each: history_of(each, _entries(view[each], time_ms), wanted) for each in places}
+
+    histories = histories_with(set())
+    gone = set[ProducerEpoch]().union(*(each.gone for each in histories.values()))
+    if gone:  # Only now it is known which of the transactions before matter.
+        histories = histories_with(gone)
     markers = markers_to_abort(histories)
     cuts: dict[TopicPartition, int] = {}
     for topic_partition, history in histories.items():

@@ -202,8 +202,7 @@ class _SnapshotMaker:
 
     def _stage(self, topic_partition: TopicPartition, log: Log) -> None:
         """Link a partition's sealed segments, which are durable before."""
-        log.flush(log.active_segment.base_offset)
-        log._flush_sealed_files()
+        _flush_sealed(log)
         with log._lock:  # Not while segments are being replaced.
             truncations, sealed = log.truncations, log.segments[:-1]
         self._forget_unless(topic_partition, log, truncations)
@@ -240,7 +239,8 @@ class _SnapshotMaker:
         self._unlink(topic_partition, segment.base_offset)
         self._copy.directory_of(topic_partition)
         base_offset = segment.base_offset
-        if not self._share(topic_partition, directory, segment_file_name(base_offset, LOG_SUFFIX)):
+        name = segment_file_name(base_offset, LOG_SUFFIX)
+        if not self._share(topic_partition, directory, name, segment.size_bytes):
             return False
         for suffix in INDEX_SUFFIXES:
             self._share(topic_partition, directory, segment_file_name(base_offset, suffix))
@@ -248,9 +248,18 @@ class _SnapshotMaker:
         self._share(topic_partition, directory, snapshot_file_name(base_offset))
         return True
 
-    def _share(self, topic_partition: TopicPartition, directory: str, name: str) -> bool:
+    def _share(
+        self,
+        topic_partition: TopicPartition,
+        directory: str,
+        name: str,
+        size_bytes: int | None = None,
+    ) -> bool:
         return self._sharing.share(
-            os.path.join(directory, name), self._copy.path, os.path.join(str(topic_partition), name)
+            os.path.join(directory, name),
+            self._copy.path,
+            os.path.join(str(topic_partition), name),
+            size_bytes,
         )
 
     def _unlink(self, topic_partition: TopicPartition, base_offset: int) -> None:
@@ -300,8 +309,7 @@ class _SnapshotMaker:
                 self._unlink(topic_partition, staged.segments.pop(key).base_offset)
             missing = [each for each in cut.segments[:-1] if id(each) not in staged.segments]
             if missing:
-                log.flush(cut.active.base_offset)
-                log._flush_sealed_files()
+                _flush_sealed(log)
             linked = [self._link(topic_partition, cut.directory, each) for each in missing]
             is_done = all(linked) and self._copy_tail(cut)
             with log._lock:
@@ -386,3 +394,19 @@ class _SnapshotMaker:
                 return found
         config = self._store.config
         return MetaProperties(config.cluster_id or new_directory_id(), config.node_id, None)
+
+
+def _flush_sealed(log: Log) -> None:
+    """
+    Make everything durable that a log has in sealed segments.
+
+    Raises:
+        ClosedError: The log was closed, or its topic deleted, meanwhile.
+    """
+    try:
+        log.flush(log.active_segment.base_offset)
+        log._flush_sealed_files()
+    except StorageError as error:
+        if log.is_closed:
+            raise ClosedError(f"{log.directory} was closed", path=log.directory) from error
+        raise

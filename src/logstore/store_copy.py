@@ -149,6 +149,7 @@ class StoreCopy:
         self._files = files
         self._clock = clock
         self._lock: WriterLock | None = None
+        self._is_opened = False
         self._is_finished = False
         self._directories: set[str] = set()
         for source in sources:
@@ -218,8 +219,6 @@ class StoreCopy:
         with contextlib.suppress(StorageError):
             self._lock.release()
         return True
-
-    _is_opened = False
 
     # -- contents ----------------------------------------------------------------------------------
 

@@ -333,16 +333,17 @@ class TestPlan:
             self.data(5, first_after=6),
             self.data(7, first_after=7),
         ]
-        assert PartitionHistory(6, [CommittedPart(self.A, 1, 0, 0, 2, 0)]) == history_of(
-            self.A, entries
-        )
+        part = CommittedPart(self.A, 1, 0, 0, 2, 0)
+        assert PartitionHistory(6, [part]) == history_of(self.A, entries, {(1, 0)})
+        assert PartitionHistory(6, []) == history_of(self.A, entries)
 
     def test_one_epoch_for_each_transaction(self):
         """However long there is between its markers."""
         histories = {
-            self.A: history_of(self.A, [self.data(0), self.marker(1, when=5)]),
+            self.A: history_of(self.A, [self.data(0), self.marker(1, when=5)], {(1, 0)}),
             self.B: history_of(self.B, [self.data(0), self.marker(1, when=10**9, first_after=1)]),
         }
+        assert {(1, 0)} == histories[self.B].gone
         assert {self.A: {1}} == markers_to_abort(histories)
 
     def test_an_epoch_with_several(self):
@@ -350,8 +351,8 @@ class TestPlan:
         first = [self.data(0), self.marker(1, when=1000)]
         second = [self.data(2), self.marker(3, when=1500, first_after=3)]
         histories = {
-            self.A: history_of(self.A, first + second),
-            self.B: history_of(self.B, [self.data(0), self.marker(1, when=1001)]),
+            self.A: history_of(self.A, first + second, {(1, 0)}),
+            self.B: history_of(self.B, [self.data(0), self.marker(1, when=1001)], {(1, 0)}),
         }
         found = list(transactions_of(histories.values()))
         assert [[1, 1], [3]] == [[part.marker_offset for part in parts] for parts in found]
