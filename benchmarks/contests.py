@@ -18,6 +18,7 @@ from benchmarks import (
     reading,
     scanning,
     serving,
+    sinking,
     transacting,
 )
 from benchmarks.harness import Contest
@@ -42,6 +43,7 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "durable": appending.durable,
     "spreading": partitioning.spreading,
     "transactions": transacting.transactions,
+    "sinking": sinking.sinking,
     "clean open": opening.clean_open,
     "compaction": compacting.compacting,
     "open partitions": opening.open_partitions,

@@ -29,6 +29,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
+from staged_records import staged
 
 import logstore
 from logstore.cli import main
@@ -183,6 +184,9 @@ def write_with_store(store, first_position=None):
     with store.transaction("once") as transaction:
         transaction.append(("orders", 0), b"once")
     store.positions("audit").commit({("latest", 0): AUDITED})
+    # A sink's commit, and what an attempt of a task has left, which a broker does not look at.
+    store.commit_staged("sink", 0, [staged(store, "sink", 0, {("orders", 2): [b"staged"]})])
+    staged(store, "sink", 1, {("orders", 2): [b"never"]})
 
 
 def write_more_with_clients(broker):
@@ -319,8 +323,13 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         broker.kill()
     assert {b"till again", b"our own again", *LASTS} <= set(values_of(after, "orders"))
     assert " ERROR " not in broker.log_path.read_text()
+    assert 1 == len(list(data.glob(".logstore-staged-sink.1.*")))
+    # Its controller does not know the topic of the notes: it has set it aside, and not changed it.
+    (stray,) = data.glob("__logstore_sink_commits-0.*-stray")
+    stray.rename(data / "__logstore_sink_commits-0")
 
     with logstore.open_store(data) as store:
+        assert [("sink", "orders", 0)] == [each[:3] for each in store.sinks()]
         assert [] == list(store.check())
         assert after == stored(store)
         assert not store["latest"].is_held
