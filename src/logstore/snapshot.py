@@ -182,15 +182,18 @@ class _SnapshotMaker:
                 self._stage(topic_partition, self._store[topic_partition])
         disturbed: set[TopicPartition] = set()
         for _ in range(CUTS_MAX):
-            with contextlib.ExitStack() as held:
-                cut = self._cut(disturbed, held)
-                again = {
-                    each.topic_partition
-                    for each in sorted(
-                        cut.partitions, key=lambda each: each.topic_partition not in disturbed
-                    )
-                    if not self._complete(each)
-                }
+            again: set[TopicPartition] = set()
+            with contextlib.ExitStack() as stack:
+                held: dict[TopicPartition, contextlib.ExitStack] = {}
+                cut = self._cut(disturbed, held, stack)
+                # First those that are held: nothing else is waited for until they are free again.
+                for each in sorted(
+                    cut.partitions, key=lambda each: each.topic_partition not in held
+                ):
+                    if not self._complete(each):
+                        again.add(each.topic_partition)
+                    if each.topic_partition in held:
+                        held[each.topic_partition].close()
             if not again:
                 self._finish(cut)
                 return cut
@@ -271,8 +274,20 @@ class _SnapshotMaker:
 
     # -- cut ---------------------------------------------------------------------------------------
 
-    def _cut(self, disturbed: set[TopicPartition], held: contextlib.ExitStack) -> _StoreCut:
-        """Note where everything is; partitions that were disturbed before stay held."""
+    def _cut(
+        self,
+        disturbed: set[TopicPartition],
+        held: dict[TopicPartition, contextlib.ExitStack],
+        stack: contextlib.ExitStack,
+    ) -> _StoreCut:
+        """
+        Note where everything is.
+
+        Args:
+            disturbed: Partitions that have changed before they were complete.
+            held: Gets those, which stay locked, with what unlocks each.
+            stack: Unlocks them at the latest.
+        """
         store = self._store
         with store._changing():
             missing = [each for each in store.partitions() if store.path_of(*each) is None]
@@ -288,9 +303,8 @@ class _SnapshotMaker:
                 taken_ms = store.clock.milliseconds()
                 cuts = [cut_of(each, log) for each, log in logs.items()]
                 for each in disturbed & logs.keys():
-                    lock = logs[each]._lock
-                    lock.acquire()
-                    held.callback(lock.release)
+                    held[each] = stack.enter_context(contextlib.ExitStack())
+                    held[each].enter_context(logs[each]._lock)
             topics = {
                 name: entry for name, entry in store.configs.items() if entry.state != DELETING
             }

@@ -241,7 +241,7 @@ class LogStore(SinkStore, Closing):
         but a directory ``<dest>.incomplete``, which the next snapshot to ``dest`` takes away.
 
         **Cost**: a few files for each segment; what is in active segments is copied and read.
-        Appends wait while it is noted where each partition ends: some microseconds for each.
+        Appends wait while it is noted where each partition ends: tens of microseconds for each.
 
         Raises:
             LogExistsError: There is something at ``dest``.

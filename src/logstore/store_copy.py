@@ -324,14 +324,18 @@ class StoreCopy:
         self._is_opened = True
         lock, self._lock = self._lock, None
         lock.release()
-        store = open_store(
-            self.path,
-            config=config,
-            files=self._files,
-            clock=clock,
-            scheduler=ManualScheduler(clock),  # Which nobody lets go on.
-            live_offsets=False,
-        )
+        try:
+            store = open_store(
+                self.path,
+                config=config,
+                files=self._files,
+                clock=clock,
+                scheduler=ManualScheduler(clock),  # Which nobody lets go on.
+                live_offsets=False,
+            )
+        except LockedError:
+            self._is_opened = False  # Somebody was faster, and it is theirs now.
+            raise
         try:
             yield store
             abort_open_transactions(store)

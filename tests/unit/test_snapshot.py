@@ -172,6 +172,15 @@ class TestContents:
             assert records(store) == records(copy)
             assert [] == list(copy.check())
 
+    def test_active_segment_without_records(self, store, tmp_path):
+        """What was rolled just before has nothing to copy."""
+        for log in store.logs():
+            log.roll()
+        assert 0 == store.snapshot(tmp_path / "copy").copied_bytes
+        with read_only(tmp_path / "copy") as copy:
+            assert records(store) == records(copy)
+            assert [] == list(copy.check())
+
     def test_empty_store(self, tmp_path):
         """There is nothing to be had, and that is a snapshot, too."""
         with logstore.open_store(tmp_path / "store") as store:
