@@ -5,7 +5,7 @@ The writer of the active segment appends to both through their descriptors alone
 filled and sealed before somebody reads by its indexes, as those of a bulk append are, never needs
 more than that: two descriptors, and how many entries the writer has made in the end.
 
-Source: Kafka ``LazyIndex``, which puts off the same work.
+Source: Kafka ``LazyIndex``, which puts off the same work; decision 0072.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class FreshIndexes:
     """
-    Two new index files at their full size, open to be written.
+    Two new index files, open to be written, that get their full size when they are looked into.
 
     **Thread rule**: one thread at a time; see ``SegmentFiles``.
 
@@ -69,12 +69,7 @@ class FreshIndexes:
         self._base_offset: Final = base_offset
         self._files: Final = files
         self._state: WriterState | None = None
-        self.offset_fd, self.time_fd = files.create_indexes(
-            time_path,
-            self.time_entries_max * TimeIndex.ENTRY_BYTES,
-            offset_path,
-            self.offset_entries_max * OffsetIndex.ENTRY_BYTES,
-        )
+        self.offset_fd, self.time_fd = files.create_indexes(time_path, offset_path)
         files.hold()
         self._is_closed = False
 
@@ -111,12 +106,19 @@ class FreshIndexes:
         )
 
     def give(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
-        """Let two index objects go on with the files: the descriptors are theirs from here on."""
+        """
+        Let two index objects go on with the files: the descriptors are theirs from here on.
+
+        Raises:
+            StorageError: The files cannot get their full size. Nothing else has changed.
+        """
         state, files = self._state, self._files
         offset_count = 0 if state is None else state.offset_entry_count
         time_count = 0 if state is None else state.time_entry_count
-        # As they are now: sealing them may have failed.
-        offset_bytes, time_bytes = files.size(self.offset_fd), files.size(self.time_fd)
+        offset_bytes = self.offset_entries_max * OffsetIndex.ENTRY_BYTES
+        time_bytes = self.time_entries_max * TimeIndex.ENTRY_BYTES
+        files.ftruncate(self.offset_fd, offset_bytes)  # Readers map all that they may ever see.
+        files.ftruncate(self.time_fd, time_bytes)
         self._is_closed = True
         offset_index.adopt(self.offset_fd, offset_bytes, offset_count)
         time_index.adopt(self.time_fd, time_bytes, time_count)

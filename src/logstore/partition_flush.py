@@ -15,9 +15,11 @@ from typing import Final
 
 from logstore.errors import ClosedError, LogStoreError, StorageError
 from logstore.flushing import GroupCommit
+from logstore.log_flush import flush_log_files
+from logstore.open_files import OPEN_FILES
 from logstore.partition import Partition, PeriodicWork
 from logstore.scheduler import weakly
-from logstore.sealed_files import SealedFiles
+from logstore.sealed_files import FILES_DIVISOR, SealedFiles
 from logstore.segment import LogSegment
 from logstore.watermarks import LogOffsets
 
@@ -144,15 +146,14 @@ class FlushedPartition(Partition):
             later = {each for each in segments if each is active or each in self._sealed_files}
         if closing:
             later.clear()
-        for first in range(0, len(segments), FLUSHED_TOGETHER):
-            together = segments[first : first + FLUSHED_TOGETHER]
-            if together != (active,):
-                self._unless_deleted(
-                    together, lambda segment: segment.start_flush(with_indexes=segment not in later)
-                )
-            self._unless_deleted(
-                together, lambda segment: segment.flush(with_indexes=segment not in later)
-            )
+        # Their files are open from the beginning to the end of it.
+        count = min(FLUSHED_TOGETHER, max(1, OPEN_FILES.segments_max // FILES_DIVISOR))
+        for first in range(0, len(segments), count):
+            together = segments[first : first + count]
+            with_indexes = [segment for segment in together if segment not in later]
+            self._unless_deleted(with_indexes, lambda segment: segment.start_flush_of_indexes())
+            flush_log_files(together, self._files, self._has)
+            self._unless_deleted(with_indexes, lambda segment: segment.flush_indexes())
         if segments and segments[-1].base_offset >= start:
             self._files.fsync_directory(self._directory)
         with self._lock:  # What was the active segment may be sealed by now: its indexes wait.
@@ -174,8 +175,12 @@ class FlushedPartition(Partition):
             try:
                 action(segment)
             except (ClosedError, StorageError):
-                if self._local_log.segments.get(segment.base_offset) is segment:
+                if self._has(segment):
                     raise
+
+    def _has(self, segment: LogSegment) -> bool:
+        """Whether a segment is still one of the log."""
+        return self._local_log.segments.get(segment.base_offset) is segment
 
     # -- indexes of sealed segments ----------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class FlushedPartition(Partition):
         with self._closing_fast_path(), self._poison.if_it_fails():
             self._sealed_files.flush(
                 self._directory,
-                lambda segment: self._local_log.segments.get(segment.base_offset) is segment,
+                self._has,
                 self.producer_state.fetch_snapshot,
             )
 
@@ -235,7 +240,7 @@ class FlushedPartition(Partition):
         if not self._is_to_flush(segment):
             return
         try:
-            self._group_commit.if_free(lambda: segment.start_flush(with_indexes=False))
+            self._group_commit.if_free(segment.start_flush)
         except LogStoreError as error:
             self._say_it_failed(error)
 

@@ -9,7 +9,8 @@ The four files of a segment under their names: opened when they are needed, rena
 ========================  ==================================================================
 
 ``<base>`` is the base offset in 20 digits. Index files are made when they are first needed, as in
-Kafka, and preallocated; they are cut to what is in them when the segment is sealed or closed.
+Kafka, and preallocated when they are first read (decision 0072); they are cut to what is in them
+when the segment is sealed or closed.
 
 Source: Kafka ``LogFileUtils``, ``LazyIndex``, ``FileRecords``.
 """

@@ -57,7 +57,6 @@ def test_a_segment_that_nobody_looks_into_has_no_index_objects(log):
     """Neither while it is written nor by the roll; the files are as with them."""
     append(log)
     segment = log.active_segment
-    assert (1024, 1020) == index_sizes(segment)
     log.roll()
     assert segment._offset_index is None
     assert (2 * OFFSET_ENTRY_BYTES, 2 * TIME_ENTRY_BYTES) == index_sizes(segment)
@@ -70,11 +69,13 @@ def test_a_look_at_any_time_finds_the_entries(log, looks):
     """Before the segment is written, in the middle, or when it is sealed."""
     segment = log.active_segment
     if looks == "before":
-        assert 0 == segment.offset_index.entry_count
+        assert 0 == segment.offset_index.entry_count == segment.time_index.entry_count
+        assert (1024, 1020) == index_sizes(segment)  # As Kafka has them.
     append(log)
     if looks == "between":
         assert 2 == log.fetch_offset_by_timestamp(1002).offset
         assert segment._offset_index is not None
+        assert (1024, 1020) == index_sizes(segment)
     append(log)
     log.roll()
     assert 5 == segment.offset_index.entry_count == segment.time_index.entry_count
@@ -102,11 +103,14 @@ def test_an_index_with_a_second_name_is_not_cut(log, tmp_path, suffix):
     """A snapshot by hard links keeps its bytes, zeros at the end and all."""
     append(log)
     segment = log.active_segment
+    path = segment._path(suffix)
+    with open(path, "ab") as file:
+        file.write(bytes(600))  # As a failed append leaves them.
     copy = tmp_path / "copy"
-    os.link(segment._path(suffix), copy)
+    os.link(path, copy)
     before = len(copy.read_bytes())
     log.roll()
-    assert before == len(copy.read_bytes())
+    assert before <= len(copy.read_bytes())  # Only a cut would take from it.
     assert (2 * OFFSET_ENTRY_BYTES, 2 * TIME_ENTRY_BYTES) == index_sizes(segment)
 
 
@@ -139,8 +143,7 @@ def test_a_roll_that_fails_anywhere(log, files, name):
 @pytest.mark.parametrize("at", [1, 2])
 def test_index_files_that_cannot_be_made(log, files, code, at):
     """Neither is left, the append says so, and the next one makes them."""
-    name = "open" if code == errno.EMFILE else "ftruncate"
-    files.fail(name, code, at=at, persistent=True)
+    files.fail("open", code, at=at, persistent=True)
     with pytest.raises(StorageError) as raised:
         append(log)
     assert code == raised.value.errno
@@ -149,6 +152,19 @@ def test_index_files_that_cannot_be_made(log, files, code, at):
     assert 2 == len([each for each in names if each.endswith("index")])  # The first segment's.
     append(log)
     assert 4 == log.log_end_offset
+
+
+def test_a_look_that_cannot_give_the_files_their_size(log, files):
+    """The look fails; the append after it, the roll and the next look do not."""
+    append(log)
+    segment = log.active_segment
+    files.fail("ftruncate", errno.EIO, at=2)
+    with pytest.raises(StorageError):
+        log.fetch_offset_by_timestamp(1002)
+    files.clear()
+    append(log)
+    log.roll()
+    assert 5 == segment.offset_index.entry_count
 
 
 def test_files_of_these_names_are_replaced(log):

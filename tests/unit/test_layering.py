@@ -57,6 +57,7 @@ LAYERS = [
     {"segment"},
     {
         "cleaned_segment",
+        "log_flush",
         "producer_rebuild",
         "quarantine",
         "sealed_files",

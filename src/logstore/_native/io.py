@@ -291,18 +291,14 @@ class NativeFiles:
         if rc < 0:
             _fail(rc, f"write {len(data)} bytes", path)
 
-    def create_indexes(
-        self, timeindex: str, timeindex_bytes: int, index: str, index_bytes: int
-    ) -> tuple[int, int]:
+    def create_indexes(self, timeindex: str, index: str) -> tuple[int, int]:
         """
         Make the index files of a new segment and return the descriptors: offset index, time index.
 
         Files of these names are in nobody's use and are replaced. If this raises, neither is there.
         """
         fds = ffi.new("int32_t[2]")
-        rc = lib.ls_io_create_indexes(
-            self.io, _encode(timeindex), timeindex_bytes, _encode(index), index_bytes, fds
-        )
+        rc = lib.ls_io_create_indexes(self.io, _encode(timeindex), _encode(index), fds)
         if rc < 0:
             _fail(rc, "make the index files", index)
         return fds[0], fds[1]
@@ -319,10 +315,10 @@ class NativeFiles:
         last_time_entry: bytes,
     ) -> bool:
         """
-        Append the last time index entry, and cut a segment's files to what is in them.
+        Append the last time index entry, and cut from a segment's files what is behind the entries.
 
         Returns:
-            False: nothing was done, because an index has a second name: its file is not to be cut.
+            False: nothing was done, because there is something in an index with a second name.
 
         If this raises, each of the files is as before, or sealed.
         """
@@ -362,6 +358,23 @@ class NativeFiles:
         rc = lib.ls_io_fdatasync(self.io, fd)
         if rc < 0:
             _fail(rc, "fdatasync", path_of(fd))
+
+    def fdatasync_together(self, fds: Sequence[int]) -> tuple[int, StorageError | None]:
+        """
+        Do what :meth:`fdatasync` does with several files, all of which the device gets at once.
+
+        Returns:
+            How many are durable, the first ones, and why the one behind them is not, if there is.
+        """
+        flushed = ffi.new("int32_t *")
+        rc = lib.ls_io_fdatasync_together(self.io, fds, len(fds), flushed)
+        count: int = flushed[0]
+        if rc == 0:
+            return count, None
+        try:
+            _fail(rc, "fdatasync", path_of(fds[count]))
+        except StorageError as error:
+            return count, error
 
     def start_writeback(self, fd: int) -> None:
         """

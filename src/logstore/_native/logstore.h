@@ -160,11 +160,10 @@ int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t s
 
 /* The files of a segment, several at a time (ls_io_segment.c). */
 /*
- * Make the index files of a new segment, of these sizes; those of these names are in nobody's use and
- * are replaced. fds: offset index, time index. After an error neither is there.
+ * Make the index files of a new segment, empty; those of these names are in nobody's use and are
+ * replaced. fds: offset index, time index. After an error neither is there.
  */
-int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, int64_t timeindex_bytes,
-                             const char *index, int64_t index_bytes, int32_t fds[2]);
+int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, const char *index, int32_t fds[2]);
 
 /* A segment that is full: where its files end. */
 struct ls_sealing {
@@ -178,10 +177,17 @@ struct ls_sealing {
     uint8_t time_entry[12];   /* the last entry, to be written first */
 };
 /*
- * Cut the files to what is in them. LS_E_SLOW: nothing was done, because an index has a second name,
- * and its file may not be cut in place. After another error each is as before, or cut.
+ * Cut from the files what is behind that. LS_E_SLOW: nothing was done, because there is something in
+ * an index that has a second name, and that may not be cut in place. After another error each is as
+ * before, or cut.
  */
 int64_t ls_io_seal_segment(ls_io *io, const struct ls_sealing *sealing);
+
+/*
+ * fdatasync of several files, all of which the device gets at once. `flushed`: how many are durable,
+ * the first ones. An error: why the one behind them is not.
+ */
+int64_t ls_io_fdatasync_together(ls_io *io, const int32_t *fds, int32_t count, int32_t *flushed);
 
 /*
  * A record lock on the whole file, exclusive, of the open file description (F_OFD_SETLK; of the

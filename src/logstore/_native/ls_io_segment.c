@@ -14,36 +14,22 @@
 
 enum { FILE_MODE = 0666 };
 
-static void delete_new_file(ls_io *io, const char *path, int32_t fd) {
-    (void)ls_io_unlink(io, path);
-    (void)ls_io_close(io, fd);
-}
-
-/* A file of this size, whose name nobody has or only what is in nobody's use. The fd, or an error. */
-static int64_t create_file(ls_io *io, const char *path, int64_t size) {
+/* An empty file, whose name nobody has or only what is in nobody's use. The fd, or an error. */
+static int64_t create_file(ls_io *io, const char *path) {
     int64_t fd = ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, FILE_MODE);
-    if (fd == -EEXIST) {
-        int64_t result = ls_io_unlink(io, path);
-        if (result < 0) return result;
-        fd = ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, FILE_MODE);
-    }
-    if (fd < 0) return fd;
-    int64_t result = ls_io_ftruncate(io, (int32_t)fd, size);
-    if (result < 0) {
-        delete_new_file(io, path, (int32_t)fd);
-        return result;
-    }
-    return fd;
+    if (fd != -EEXIST) return fd;
+    int64_t result = ls_io_unlink(io, path);
+    if (result < 0) return result;
+    return ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, FILE_MODE);
 }
 
-int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, int64_t timeindex_bytes,
-                             const char *index, int64_t index_bytes, int32_t fds[2]) {
-    assert(timeindex_bytes > 0 && index_bytes > 0);
-    int64_t timeindex_fd = create_file(io, timeindex, timeindex_bytes);
+int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, const char *index, int32_t fds[2]) {
+    int64_t timeindex_fd = create_file(io, timeindex);
     if (timeindex_fd < 0) return timeindex_fd;
-    int64_t index_fd = create_file(io, index, index_bytes);
+    int64_t index_fd = create_file(io, index);
     if (index_fd < 0) {
-        delete_new_file(io, timeindex, (int32_t)timeindex_fd);
+        (void)ls_io_unlink(io, timeindex);
+        (void)ls_io_close(io, (int32_t)timeindex_fd);
         return index_fd;
     }
     fds[0] = (int32_t)index_fd;
@@ -51,33 +37,54 @@ int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, int64_t timeindex
     return 0;
 }
 
-static int64_t has_other_names(int32_t fd) {
+/* 1: there is something behind `size`. LS_E_SLOW: and it may not be cut. 0, or an error. */
+static int64_t must_cut(int32_t fd, int64_t size, bool is_shared_whole) {
     struct stat status;
     if (fstat(fd, &status) < 0) return -errno;
-    return status.st_nlink > 1;
-}
-
-/* Cut what lies behind `size`, if there is anything. */
-static int64_t cut(ls_io *io, int32_t fd, int64_t size) {
-    struct stat status;
-    if (fstat(fd, &status) < 0) return -errno;
-    return status.st_size > size ? ls_io_ftruncate(io, fd, size) : 0;
+    if (status.st_size <= size) return 0;
+    return is_shared_whole && status.st_nlink > 1 ? LS_E_SLOW : 1;
 }
 
 int64_t ls_io_seal_segment(ls_io *io, const struct ls_sealing *sealing) {
-    int64_t timeindex_bytes = sealing->timeindex_bytes;
-    int64_t result = has_other_names(sealing->index_fd);
-    if (result == 0) result = has_other_names(sealing->timeindex_fd);
-    if (result != 0) return result < 0 ? result : LS_E_SLOW;
+    int64_t timeindex_bytes = sealing->timeindex_bytes + sealing->time_entry_bytes;
+    int64_t cut_index = must_cut(sealing->index_fd, sealing->index_bytes, true);
+    if (cut_index < 0) return cut_index;
+    int64_t cut_timeindex = must_cut(sealing->timeindex_fd, timeindex_bytes, true);
+    if (cut_timeindex < 0) return cut_timeindex;
+    int64_t cut_log = must_cut(sealing->log_fd, sealing->log_bytes, false);
+    if (cut_log < 0) return cut_log;
+
+    int64_t result = 0;
     if (sealing->time_entry_bytes > 0) {
         result = ls_io_write_all(io, sealing->timeindex_fd, sealing->time_entry,
-                                 sealing->time_entry_bytes, timeindex_bytes);
-        timeindex_bytes += sealing->time_entry_bytes;
+                                 sealing->time_entry_bytes, sealing->timeindex_bytes);
     }
-    if (result >= 0) result = ls_io_ftruncate(io, sealing->index_fd, sealing->index_bytes);
-    if (result >= 0) result = ls_io_ftruncate(io, sealing->timeindex_fd, timeindex_bytes);
-    if (result >= 0) result = cut(io, sealing->log_fd, sealing->log_bytes);
+    if (result >= 0 && cut_index) {
+        result = ls_io_ftruncate(io, sealing->index_fd, sealing->index_bytes);
+    }
+    if (result >= 0 && cut_timeindex) {
+        result = ls_io_ftruncate(io, sealing->timeindex_fd, timeindex_bytes);
+    }
+    if (result >= 0 && cut_log) {
+        result = ls_io_ftruncate(io, sealing->log_fd, sealing->log_bytes);
+    }
     return result < 0 ? result : 0;
+}
+
+int64_t ls_io_fdatasync_together(ls_io *io, const int32_t *fds, int32_t count, int32_t *flushed) {
+    *flushed = 0;
+    int32_t begun = 0;
+    int64_t begin_result = 0;
+    while (count > 1 && begun < count && begin_result >= 0) {
+        begin_result = ls_io_start_writeback(io, fds[begun]);
+        if (begin_result >= 0) begun += 1;
+    }
+    if (count == 1) begun = 1;
+    for (; *flushed < begun; *flushed += 1) {
+        int64_t result = ls_io_fdatasync(io, fds[*flushed]);
+        if (result < 0) return result;
+    }
+    return begin_result < 0 ? begin_result : 0;
 }
 
 int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t size, bool sync) {
