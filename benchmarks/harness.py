@@ -15,12 +15,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 Clock: TypeAlias = Literal["cpu", "wall"]
+Piece: TypeAlias = Callable[[int], object]
 NOW: dict[Clock, Callable[[], float]] = {"cpu": time.process_time, "wall": time.perf_counter}
 
 # A round whose yardstick is this far below the median met something else: it is thrown away.
@@ -61,6 +62,49 @@ class Variant:
     run: Callable[[Stopwatch], float | None]
     clock: Clock = "cpu"
     amount: float = 1.0
+
+
+class InTurns:
+    """
+    Two ways to do a work of many pieces, a piece of one and a piece of the other in turn.
+
+    Where a piece waits for a device, whose pace changes from one moment to the next, runs of one
+    way after the other compare moments. Both seconds come of one run, which is made by the variant
+    that is asked first in a round.
+
+    Args:
+        pieces: A context: it prepares the work and yields two functions, each of which does one
+            piece, given its number.
+        count: Pieces of each way in one run.
+    """
+
+    def __init__(
+        self,
+        pieces: Callable[[], AbstractContextManager[tuple[Piece, Piece]]],
+        count: int,
+    ) -> None:
+        self._pieces = pieces
+        self._count = count
+        self._unasked: dict[int, float] = {}
+
+    def seconds_of(self, way: int) -> Callable[[Stopwatch], float]:
+        """Return what a variant runs: the seconds of all pieces of the first (0) or second (1)."""
+
+        def run(_: Stopwatch) -> float:
+            if way not in self._unasked:
+                self._unasked = dict(enumerate(self._run()))
+            return self._unasked.pop(way)
+
+        return run
+
+    def _run(self) -> tuple[float, float]:
+        watches = Stopwatch("wall"), Stopwatch("wall")
+        with self._pieces() as pieces:
+            for number in range(self._count):
+                for way in (0, 1) if number % 2 == 0 else (1, 0):
+                    with watches[way].running():
+                        pieces[way](number)
+        return watches[0].seconds, watches[1].seconds
 
 
 @dataclass(frozen=True)

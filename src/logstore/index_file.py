@@ -2,7 +2,8 @@
 The file under an offset or time index: fixed entries, appended with pwrite, read in a mapping.
 
 The file of the active segment is preallocated with zeros, by decision 0072 when it is first read,
-and cut to its entries when the segment is sealed or closed; of a file that was there before, every whole entry counts as in use.
+and cut to its entries when the segment is sealed or closed; of a file that was there before, every
+whole entry counts as in use.
 
 **Memory** (DESIGN.md D6): entries are written with pwrite and searched in a read-only mapping. A
 file never shrinks below the entries that a mapping of it has shown, so that a reader needs no lock:

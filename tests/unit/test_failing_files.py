@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,3 +204,35 @@ class TestFailingFiles:
             files.replace_file(tmp_path / "a", b"new contents")
         assert files.read_file(tmp_path / "a") == b"old"
         assert ["a", "a.tmp"] == files.listdir(tmp_path)
+
+
+class TestFdatasyncTogether:
+    """Several files that the device gets at once."""
+
+    @pytest.mark.parametrize("name", ["start_writeback", "fdatasync"])
+    @pytest.mark.parametrize("at", [1, 2, 3])
+    def test_failure(self, tmp_path, name, at):
+        """Those before it are durable, and counted; nothing is waited for behind it."""
+        files = FailingFiles()
+        fds = [files.open(tmp_path / letter, CREATE) for letter in "abc"]
+        for fd in fds:
+            files.pwrite(fd, b"data", 0)
+        files.fail(name, errno.EIO, at=at)
+        flushed_count, error = files.fdatasync_together(fds)
+        assert at - 1 == flushed_count
+        assert isinstance(error, StorageError)
+        assert (errno.EIO, tmp_path / "abc"[at - 1]) == (error.errno, Path(error.path))
+        assert at - (name == "start_writeback") == files.calls("fdatasync")
+        files.clear()
+        assert (3, None) == files.fdatasync_together(fds)
+        for fd in fds:
+            files.close(fd)
+
+    def test_one_is_not_begun_with(self, tmp_path):
+        """It would be written no sooner."""
+        files = FailingFiles()
+        fd = files.open(tmp_path / "a", CREATE)
+        assert (1, None) == files.fdatasync_together([fd])
+        assert (0, None) == files.fdatasync_together([])
+        assert 0 == files.calls("start_writeback")
+        files.close(fd)

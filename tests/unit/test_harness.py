@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from benchmarks.harness import (
     Contest,
+    InTurns,
     Line,
     Outcome,
     Spread,
@@ -136,3 +139,21 @@ def test_table_has_one_row_for_each_target():
     rows = table(lines).splitlines()
     assert 4 == len(rows)
     assert 1 == len({len(row) for row in rows})
+
+
+def test_in_turns():
+    """Both ways do each piece once, neither always first; each variant gets its own seconds."""
+    done = []
+    preparations = []
+
+    @contextlib.contextmanager
+    def pieces():
+        preparations.append(len(preparations))
+        yield (lambda number: done.append(("a", number)), lambda number: done.append(("b", number)))
+
+    turns = InTurns(pieces, 2)
+    variants = tuple(Variant(name, turns.seconds_of(way), "wall") for way, name in enumerate("ab"))
+    outcome = run_contest(Contest("c", variants, (), warm_ups=0), rounds=2)
+    assert [0, 1] == preparations
+    assert [("a", 0), ("b", 0), ("b", 1), ("a", 1)] * 2 == done
+    assert {"a": 2, "b": 2} == {name: len(times) for name, times in outcome.seconds.items()}
