@@ -15,6 +15,9 @@ from sampling import IS_CI, IS_NIGHTLY
 
 import logstore
 import logstore.spark
+from benchmarks.harness import run_contest
+from benchmarks.sizes import SMOKE
+from benchmarks.spark_source import CONTESTS
 
 pytest.importorskip("pyspark", reason="needs the extra [spark-local]")
 
@@ -294,6 +297,14 @@ def test_spark_connect(spark, orders, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", CLIENT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (0, ["15", "15"]) == (done.returncode, done.stdout.split()), done.stderr
+
+
+@pytest.mark.skipif(not IS_NIGHTLY, reason="for the nightly run")
+@pytest.mark.parametrize("name", CONTESTS)
+def test_contests_run_at_smoke_size(spark, tmp_path, name):
+    """Benchmarks do not rot."""
+    outcome = run_contest(CONTESTS[name](tmp_path, SMOKE), rounds=1)
+    assert all(outcome.seconds.values())
 
 
 WRITER = """
