@@ -48,6 +48,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = ManualClock(NOW_MS)
         self.topics = {}
         self.starts = {}  # Of logs: retention raises them, and nothing lowers them.
+        self.snapshots = 0
+        self.last_snapshot = None
         self.open(lazy=False)
 
     def open(self, *, lazy):
@@ -145,6 +147,26 @@ class StoreMachine(RuleBasedStateMachine):
     def kill_and_open(self, lazy):
         self.store.abandon()
         self.open(lazy=lazy)
+
+    @rule(goes_on=st.booleans())
+    def snapshot(self, goes_on):
+        """It is the same store; now and then it is the one that goes on."""
+        self.snapshots += 1
+        path = os.path.join(self.directory, f"snapshot-{self.snapshots}")
+        base = self.last_snapshot if os.path.exists(self.last_snapshot or "") else None
+        self.store.snapshot(path, base=base)
+        self.last_snapshot = path
+        if goes_on:
+            self.store.close()
+            self.paths = [path]
+            self.open(lazy=False)
+            return
+        store = self.store
+        self.store = open_log_store(path, mode="r", clock=self.clock)
+        self.holds_exactly_the_model()
+        assert [] == list(self.store.check())
+        self.store.close()
+        self.store = store
 
     @invariant()
     def holds_exactly_the_model(self):
