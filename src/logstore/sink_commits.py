@@ -179,8 +179,7 @@ class SinkCommits:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed; open it again")
-            with contextlib.ExitStack() as opened:
-                done = self._commit(sink_id, version, staged, create_partitions, opened)
+            done = self._commit(sink_id, version, staged, create_partitions)
         self._sweep(sink_id, version, staged)
         return done
 
@@ -190,18 +189,16 @@ class SinkCommits:
         version: int,
         staged: Sequence[str],
         create_partitions: int | None,
-        opened: contextlib.ExitStack,
     ) -> SinkCommit:
-        files: list[StagedFile] = []
         missing: LogStoreError | None = None
+        places: dict[TopicPartition, None] = {}
         for path in staged:
             try:
-                files.append(StagedFile(path, files=self._store.files))
+                with self._opened(path) as file:
+                    places.update(dict.fromkeys(batch.place for batch in file.batches))
             except StagedBatchesError as error:
                 missing = error  # Whoever has committed them before has deleted them.
                 break
-            opened.callback(files[-1].close)
-        places = dict.fromkeys(batch.place for file in files for batch in file.batches)
         topics = list(dict.fromkeys(place.topic for place in places))
         if missing is None:
             if not places:
@@ -220,15 +217,20 @@ class SinkCommits:
                 return SinkCommit({}, repeated)
             transaction.note_partitions([*(place for place in places if place.topic in new), PLACE])
             counts = dict.fromkeys(new, 0)
-            for file in files:
-                for batch in file.batches:
-                    if batch.topic in counts:
-                        transaction.append_batch(batch.place, file.read(batch))
-                        counts[batch.topic] += batch.record_count
+            for path in staged:
+                with self._opened(path) as file:
+                    for batch in file.batches:
+                        if batch.topic in counts:
+                            transaction.append_batch(batch.place, file.read(batch))
+                            counts[batch.topic] += batch.record_count
             transaction.add_rows(PLACE, self._rows(notes, sink_id, version, new))
             transaction.commit()
         self._clean()
         return SinkCommit(counts, repeated)
+
+    def _opened(self, path: str) -> contextlib.closing[StagedFile]:
+        """Open a staged file: one at a time, as there may be more than a process may have open."""
+        return contextlib.closing(StagedFile(path, files=self._store.files))
 
     def _transaction(self) -> Transaction:
         """Begin; whatever an earlier commit has left open or half ended is ended now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from staged_records import staged
 import logstore
 from logstore.checkpoint import TopicPartition
 from logstore.clock import ManualClock
+from logstore.compression import CompressionType
 from logstore.errors import (
     ClosedError,
     InvalidRecordError,
@@ -132,6 +134,32 @@ class TestCommit:
         with pytest.raises(UnknownTopicError, match="t has no partition 2"):
             store.commit_staged("q", 1, [path])
         assert [] == values(store, "u")
+
+    def test_more_files_than_may_be_open(self, store):
+        """A write of many tasks."""
+        files = [
+            staged(store, "q", 0, {("u", 0): [b"%d" % task]}, task=task) for task in range(120)
+        ]
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        few = len(os.listdir("/dev/fd")) + 60
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+        try:
+            store.commit_staged("q", 0, files)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert [b"%d" % task for task in range(120)] == values(store, "u")
+
+    def test_settings_of_the_topic_hold(self, store):
+        """Batches are compressed, and times set, as the topic says."""
+        store.alter_topic(
+            "u", {"compression.type": "gzip", "message.timestamp.type": "LogAppendTime"}
+        )
+        store.commit_staged("q", 0, [staged(store, "q", 0, {("u", 0): [b"1" * 99, b"2"]})])
+        found = list(store["u", 0])
+        assert [b"1" * 99, b"2"] == [record.value for record in found]
+        assert {1} == {record.timestamp_type for record in found}
+        batch = next(iter(store["u", 0].fetch(0, max_bytes=1 << 20).records.batches()))
+        assert (CompressionType.GZIP, True) == (batch.compression_type, batch.is_transactional)
 
     def test_what_a_topic_refuses(self, store):
         """All or nothing."""
