@@ -30,7 +30,7 @@ import uuid
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from logstore._native import crc32c, encode_batch
+from logstore._native import ENCODING_SLACK, crc32c, encode_batch_into
 from logstore.checkpoint import TopicPartition
 from logstore.errors import LogStoreError, StagedBatchesError, StorageError
 from logstore.files import REAL_FILES, Files, Path
@@ -136,6 +136,7 @@ class StagedBatchWriter:
         self._files = files
         self._batches: list[StagedBatch] = []
         self._position = 0
+        self._memory = bytearray(BATCH_BYTES + ENCODING_SLACK)
         self._fd = files.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     @property
@@ -160,15 +161,18 @@ class StagedBatchWriter:
         """
         first = 0
         while first < columns.count:
-            encoded = encode_batch(
-                columns, first, base_offset=0, leader_epoch=-1, batch_bytes=batch_bytes
+            data, count = encode_batch_into(
+                self._memory,
+                columns,
+                first,
+                base_offset=0,
+                leader_epoch=-1,
+                batch_bytes=batch_bytes,
             )
-            size_bytes = self._files.pwrite(self._fd, encoded.data, self._position)
-            self._batches.append(
-                StagedBatch(*place, self._position, size_bytes, encoded.record_count)
-            )
+            size_bytes = self._files.pwrite(self._fd, data, self._position)
+            self._batches.append(StagedBatch(*place, self._position, size_bytes, count))
             self._position += size_bytes
-            first += encoded.record_count
+            first += count
 
     def finish(self) -> None:
         """Write the index; on return the file is on the device, and is whole."""

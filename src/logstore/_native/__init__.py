@@ -20,6 +20,7 @@ from logstore._native.cleaning import (
 )
 from logstore._native.columns import (
     BATCH_OVERHEAD,
+    ENCODING_SLACK,
     GATHER_COUNT,
     GATHER_CRC,
     GATHER_PASS_CONTROL,
@@ -31,6 +32,7 @@ from logstore._native.columns import (
     GatherFull,
     batch_fields,
     encode_batch,
+    encode_batch_into,
     encode_records,
     gather_batches,
     gather_section,
@@ -155,6 +157,7 @@ __all__ = [
     "CLEAN_TAKEN",
     "CLEAN_TORN",
     "CRC_VARIANTS",
+    "ENCODING_SLACK",
     "GATHER_COUNT",
     "GATHER_CRC",
     "GATHER_PASS_CONTROL",
@@ -219,6 +222,7 @@ __all__ = [
     "crc32c_with",
     "decode_records",
     "encode_batch",
+    "encode_batch_into",
     "encode_records",
     "ffi",
     "fill_records",

@@ -20,7 +20,7 @@ from logstore.errors import RecordTooLargeError
 
 BATCH_OVERHEAD = 61
 DEFAULT_BATCH_BYTES = 65536
-_SLACK: int = lib.LS_ENCODE_SLACK
+ENCODING_SLACK: int = lib.LS_ENCODE_SLACK
 
 
 class Columns:
@@ -191,6 +191,21 @@ def encode_batch(columns: Columns, first: int, **fields: int) -> Encoded:
     return _encode(lib.ls_encode_batch, BATCH_OVERHEAD, columns, first, fields)
 
 
+def encode_batch_into(
+    out: bytearray, columns: Columns, first: int, **fields: int
+) -> tuple[memoryview, int]:
+    """
+    Encode as :func:`encode_batch` does, into memory that is used again for the next batch.
+
+    Returns:
+        The batch, a view of ``out`` unless that is too small; and how many records it has.
+    """
+    out, size, encoded = _encode_into(
+        out, lib.ls_encode_batch, BATCH_OVERHEAD, columns, first, fields
+    )
+    return memoryview(out)[:size], encoded.record_count
+
+
 def encode_records(columns: Columns, first: int, **fields: int) -> Encoded:
     """Like :func:`encode_batch` without header: a records section for a codec to compress."""
     return _encode(lib.ls_encode_records, 0, columns, first, fields)
@@ -199,15 +214,34 @@ def encode_records(columns: Columns, first: int, **fields: int) -> Encoded:
 def _encode(
     encoder: Any, overhead: int, columns: Columns, first: int, fields: dict[str, int]
 ) -> Encoded:
+    out, size, encoded = _encode_into(bytearray(), encoder, overhead, columns, first, fields)
+    return Encoded(
+        bytes(memoryview(out)[:size]),
+        encoded.record_count,
+        encoded.max_timestamp,
+        encoded.base_timestamp,
+    )
+
+
+def _encode_into(
+    out: bytearray,
+    encoder: Any,
+    overhead: int,
+    columns: Columns,
+    first: int,
+    fields: dict[str, int],
+) -> tuple[bytearray, int, Any]:
+    """Return the memory, how much of it was filled, and the ``struct ls_encoded``."""
     assert 0 <= first < columns.count
     struct = batch_fields(**fields)
     encoded = ffi.new("struct ls_encoded *")
-    room = struct.batch_bytes + _SLACK
-    out = bytearray(room)
+    room = struct.batch_bytes + ENCODING_SLACK
+    if len(out) < room:
+        out = bytearray(room)
     result = encoder(columns.struct, first, struct, address_of(out), room, encoded)
     if result == lib.LS_E_NO_ROOM:  # The first record alone is larger than batch_bytes.
         bound = lib.ls_record_bound(columns.struct, first, 1)
-        room = overhead + bound + _SLACK
+        room = overhead + bound + ENCODING_SLACK
         out = bytearray(room)
         result = encoder(columns.struct, first, struct, address_of(out), room, encoded)
     if result == lib.LS_E_TOO_LARGE:
@@ -216,12 +250,7 @@ def _encode(
     if result < 0:
         message = f"offsets of a column descend or exceed its buffer near record {first}; fix them"
         raise ValueError(message)
-    return Encoded(
-        bytes(memoryview(out)[:result]),
-        encoded.record_count,
-        encoded.max_timestamp,
-        encoded.base_timestamp,
-    )
+    return out, result, encoded
 
 
 def seal_batch(
