@@ -1,0 +1,212 @@
+"""``logstore pipeline``: files into a topic, a topic into Parquet, by Spark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from logstore.cli.counted import counted
+from logstore.cli.stores import settings_of
+from logstore.extras import import_extra
+
+EXAMPLE = """\
+examples:
+  logstore pipeline ingest data flights incoming/ --format csv --option header=true --key carrier \\
+      --timestamp time_hour --partitions 4 --checkpoint state/ingest-flights
+  logstore pipeline export data flights lake/flights --schema 'carrier string, dep_delay double' \\
+      --partition-by 'day=date(_timestamp)' --checkpoint state/export-flights
+
+Each runs until nothing is left and ends; run it again for what has come since. A run that was
+killed is completed by the next: each row is there once. A checkpoint belongs to one pipeline.
+Needs the extra `spark-local`, or a Spark of your own, and `formats`.
+"""
+INGEST_EXAMPLE = """\
+examples:
+  logstore pipeline ingest data orders incoming/ --checkpoint state/orders
+  logstore pipeline ingest data orders incoming/ --format json --schema 'id long, total double' \\
+      --key id --checkpoint state/orders --json
+
+A file that comes later is taken by the next run; one that is changed in place is not noticed.
+"""
+EXPORT_EXAMPLE = """\
+examples:
+  logstore pipeline export data orders lake/orders --schema 'id long, total double' \\
+      --partition-by 'day=date(_timestamp)' --target-file-size 64MiB --checkpoint state/lake
+  logstore pipeline export data orders lake/orders --schema 'id long' --mode quarantine \\
+      --quarantine lake/orders-refused --checkpoint state/lake
+
+Columns are those of the value, and _partition, _offset, _timestamp, _key.
+"""
+UNITS = {
+    "": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+_SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)", re.ASCII)
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add this subcommand."""
+    parser = commands.add_parser(
+        "pipeline",
+        help="files into a topic, a topic into Parquet, by Spark",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+
+    ingest = _add(kinds, "ingest", "append the rows of files to a topic", INGEST_EXAMPLE)
+    ingest.add_argument("files", type=Path, help="a directory of files")
+    ingest.add_argument(
+        "--format", default="parquet", choices=["csv", "json", "parquet", "orc", "text"],
+        help="of the files (default: parquet)",
+    )  # fmt: skip
+    ingest.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE",
+        help="of Spark's reader of the format, such as header=true",
+    )  # fmt: skip
+    ingest.add_argument(
+        "--schema", help="of the files, such as 'id long, total double' (default: inferred once)"
+    )
+    _add_value(ingest, "all columns, or the column `value` as it is")
+    ingest.add_argument("--avro-schema", type=Path, metavar="FILE", help="for --value avro")
+    ingest.add_argument("--key", metavar="COLUMN", help="its text is the key")
+    ingest.add_argument("--timestamp", metavar="COLUMN", help="of the record (default: now)")
+    ingest.add_argument("--partitions", type=int, default=1, help="of a topic that is made")
+    ingest.set_defaults(run=_ingest)
+
+    export = _add(kinds, "export", "write a topic as partitioned Parquet", EXPORT_EXAMPLE)
+    export.add_argument("destination", type=Path, help="a directory")
+    _add_value(export, "by --schema, or one column `value`")
+    export.add_argument("--schema", help="of the value: DDL, or @FILE with an Avro schema")
+    export.add_argument(
+        "--mode", default="fail", choices=["fail", "null", "quarantine"],
+        help="what becomes of a value that is not of the schema",
+    )  # fmt: skip
+    export.add_argument(
+        "--quarantine", type=Path, metavar="DIRECTORY", help="for --mode quarantine"
+    )
+    export.add_argument(
+        "--partition-by", action="append", default=[], metavar="NAME[=EXPRESSION]",
+        help="a column, or an expression in SQL, that becomes directories",
+    )  # fmt: skip
+    export.add_argument(
+        "--target-file-size", type=_size, default=128 << 20, metavar="SIZE",
+        help="such as 64MiB (default: 128MiB)",
+    )  # fmt: skip
+    export.set_defaults(run=_export)
+
+
+def _add(kinds: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        name, help=what, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("store", type=Path, help="the store's directory, such as data")
+    parser.add_argument("topic", help="the topic")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="DIRECTORY",
+        help="what this pipeline has done; its own, and never deleted while it is to go on",
+    )  # fmt: skip
+    parser.add_argument(
+        "--master", default="local[*]", help="of Spark (default: local[*], all cores here)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end")
+    return parser
+
+
+def _add_value(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--value", default="json", choices=["json", "avro", "raw"],
+        help=f"what a value is (default: json): {what}",
+    )  # fmt: skip
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if found is None or found[2] not in UNITS or int(found[1]) == 0:
+        message = f"{text!r} is no size, such as 64MiB"
+        raise argparse.ArgumentTypeError(message)
+    return int(found[1]) * UNITS[found[2]]
+
+
+def _session(master: str) -> Any:
+    import logstore.spark
+
+    builder = import_extra("pyspark.sql").SparkSession.builder.master(master)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
+        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = logstore.spark.configure(builder).getOrCreate()
+    logstore.spark.register(spark)
+    return spark
+
+
+def _ingest(arguments: argparse.Namespace) -> int:
+    from logstore.spark.pipelines.ingest import ingest
+
+    if not arguments.files.is_dir():
+        raise FileNotFoundError(f"there is no directory {arguments.files}; check the path")
+    avro_schema = arguments.avro_schema
+    done = ingest(
+        _session(arguments.master),
+        arguments.files,
+        arguments.store,
+        arguments.topic,
+        checkpoint=arguments.checkpoint,
+        file_format=arguments.format,
+        options=settings_of(arguments.option),
+        schema=arguments.schema,
+        value_format=arguments.value,
+        avro_schema=None if avro_schema is None else avro_schema.read_text("utf-8"),
+        key=arguments.key,
+        timestamp=arguments.timestamp,
+        partitions=arguments.partitions,
+    )
+    if arguments.json:
+        print(json.dumps(done._asdict(), separators=(",", ":")))
+    else:
+        print(f"{done.topic}: {counted(done.row_count, 'record')} appended")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from logstore.spark.pipelines.export import export
+
+    if not arguments.store.is_dir():
+        raise FileNotFoundError(f"there is no directory {arguments.store}; check the path")
+    schema = arguments.schema
+    if schema is not None and schema.startswith("@"):
+        schema = Path(schema[1:]).read_text("utf-8")
+    done = export(
+        _session(arguments.master),
+        arguments.store,
+        arguments.topic,
+        arguments.destination,
+        checkpoint=arguments.checkpoint,
+        value_format=arguments.value,
+        schema=schema,
+        mode=arguments.mode,
+        quarantine=arguments.quarantine,
+        partition_by=arguments.partition_by,
+        target_file_bytes=arguments.target_file_size,
+    )
+    if arguments.json:
+        print(json.dumps(done._asdict(), separators=(",", ":")))
+        return 0
+    print(f"{counted(done.row_count, 'record')} in {counted(done.file_count, 'file')}")
+    if done.quarantined_count:
+        print(f"  {done.quarantined_count:,} of them in {arguments.quarantine}")
+    return 0

@@ -1,0 +1,79 @@
+"""
+What a pipeline remembers beside Spark's checkpoint: ``logstore-pipeline.json`` in its directory.
+
+The id tells its output from that of another pipeline into the same place. The schema is the one
+that its input had when it first ran: one that is inferred anew each time would change with the
+files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+from logstore.files import REAL_FILES
+from logstore.spark.errors import SparkSourceError
+
+STATE_FILE: Final = "logstore-pipeline.json"
+KINDS: Final = ("ingest", "export")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """
+    What stays the same from run to run.
+
+    Attributes:
+        kind: ``ingest`` or ``export``.
+        pipeline_id: 8 hexadecimal digits, drawn at the first run.
+        topic: What it writes or reads.
+        schema: Of its input, as Spark's JSON; None: it needs none.
+    """
+
+    kind: str
+    pipeline_id: str
+    topic: str
+    schema: str | None = None
+
+    @classmethod
+    def of(cls, checkpoint: str, kind: str, topic: str, schema: Callable[[], str | None]) -> Self:
+        """
+        Return what a checkpoint's directory remembers; a new one is written there, durably.
+
+        Args:
+            checkpoint: The directory; made if it is missing.
+            kind: ``ingest`` or ``export``.
+            topic: As above.
+            schema: Asked at the first run.
+
+        Raises:
+            SparkSourceError: PIPELINE_CHECKPOINT: it is another pipeline's, or damaged.
+        """
+        path = os.path.join(checkpoint, STATE_FILE)
+        if not os.path.exists(path):
+            state = cls(kind, uuid.uuid4().hex[:8], topic, schema())
+            os.makedirs(checkpoint, exist_ok=True)
+            REAL_FILES.replace_file(path, json.dumps(asdict(state)).encode())
+            return state
+        try:
+            state = cls(**json.loads(REAL_FILES.read_file(path)))
+        except (TypeError, ValueError) as error:
+            raise SparkSourceError(
+                "PIPELINE_CHECKPOINT", f"{path} is damaged ({error}); use another checkpoint"
+            ) from error
+        if (state.kind, state.topic) != (kind, topic):
+            raise SparkSourceError(
+                "PIPELINE_CHECKPOINT",
+                f"{checkpoint} is the checkpoint of the {state.kind} of {state.topic}; use another"
+                f" one for the {kind} of {topic}",
+            )
+        return state
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return a path absolute and without links: Spark's processes have other directories."""
+    return os.path.realpath(os.path.expanduser(os.fspath(path)))

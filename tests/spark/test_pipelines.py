@@ -1,0 +1,136 @@
+"""Pipelines run, are run again, and are killed in between: each row is there once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("orjson", reason="needs the extra [formats]")
+pytest.importorskip("fastavro", reason="needs the extra [formats]")
+
+import pyarrow.parquet as pq
+
+import logstore
+from logstore.spark.errors import SparkSourceError
+from logstore.spark.pipelines.export import export
+from logstore.spark.pipelines.ingest import ingest
+from logstore.spark.pipelines.pipeline_state import PipelineState
+
+FEW = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
+DAY_MS = 86_400_000
+NEW_YEAR_MS = 1_356_998_400_000  # 2013
+
+
+def test_files_into_a_topic(spark, tmp_path):
+    """The schema of the first run stays; a file that comes later is taken by the next run."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.csv").write_text("id,name,time\n1,x,2013-01-01T12:00:00Z\n2,,\n")
+
+    def run():
+        return ingest(
+            spark,
+            tmp_path / "in",
+            tmp_path / "data",
+            "rows",
+            checkpoint=tmp_path / "state",
+            file_format="csv",
+            options={"header": "true"},
+            key="id",
+            timestamp="time",
+            partitions=2,
+        )
+
+    assert (2, "rows", "struct<id:int,name:string,time:timestamp>") == run()
+    assert 0 == run().row_count
+    (tmp_path / "in/b.csv").write_text("id,name,time\n3,z,2013-01-01T00:00:01Z\n")
+    assert 1 == run().row_count
+    with logstore.open_store(tmp_path / "data") as store:
+        records = {record.key: record for log in store["rows"].logs() for record in log}
+        assert [] == list(store.check())
+    assert {b"1", b"2", b"3"} == records.keys()
+    assert {"id": 3, "name": "z", "time": "2013-01-01T00:00:01.000Z"} == json.loads(
+        records[b"3"].value
+    )
+    assert (1_357_041_600_000, NEW_YEAR_MS + 1000) == (
+        records[b"1"].timestamp,
+        records[b"3"].timestamp,
+    )
+    with pytest.raises(SparkSourceError, match="PIPELINE_CHECKPOINT"):
+        PipelineState.of(str(tmp_path / "state"), "export", "rows", lambda: None)
+
+
+class TestExport:
+    @pytest.fixture(name="path")
+    def _path(self, tmp_path):
+        with logstore.open_store(tmp_path / "data", config=FEW) as store:
+            topic = store.create_topic("orders", partitions=2)
+            for at in range(40):
+                topic[at % 2].append(
+                    b'{"id": %d}' % at, key=b"k", timestamp=NEW_YEAR_MS + at % 4 * DAY_MS
+                )
+        return tmp_path / "data"
+
+    @staticmethod
+    def run(spark, path, **options):
+        return export(
+            spark,
+            path,
+            "orders",
+            path.parent / "lake",
+            checkpoint=path.parent / "state",
+            **{
+                "schema": "id long",
+                "mode": "quarantine",
+                "quarantine": path.parent / "refused",
+                "partition_by": ["day=date(_timestamp)"],
+                **options,
+            },
+        )
+
+    @staticmethod
+    def rows(place):
+        return pq.read_table(place).to_pylist() if Path(place).exists() else []
+
+    def test_a_topic_into_parquet(self, spark, path):
+        """One file for each day and run; what is refused is kept with its place."""
+        assert (40, 0, 4) == self.run(spark, path)
+        with logstore.open_store(path) as store:
+            store["orders", 0].append(b"{", timestamp=NEW_YEAR_MS)
+            store["orders", 1].append(b'{"id": 40}', timestamp=NEW_YEAR_MS)
+        assert (2, 1, 1) == self.run(spark, path)
+        rows = self.rows(path.parent / "lake")
+        assert list(range(41)) == sorted(row["id"] for row in rows)
+        assert {"2013-01-01", "2013-01-02", "2013-01-03", "2013-01-04"} == {
+            str(row["day"]) for row in rows
+        }
+        assert {"id", "_partition", "_offset", "_timestamp", "_key", "day", "batch"} == rows[
+            0
+        ].keys()
+        (refused,) = self.rows(path.parent / "refused")
+        assert ("orders", 0, 20, b"{") == tuple(
+            refused[name] for name in ("topic", "partition", "offset", "value")
+        )
+        with pytest.raises(SparkSourceError, match="another schema"):
+            self.run(spark, path, schema="id int")
+
+    def test_a_batch_that_is_repeated(self, spark, path):
+        """Spark does not know that it was written: its files are replaced, in whatever number."""
+        self.run(spark, path, target_file_bytes=300)
+        files = sorted((path.parent / "lake").rglob("*.parquet"))
+        assert len(files) > 4
+        for name in ("0", ".0.crc"):
+            (path.parent / "state/commits" / name).unlink()
+        self.run(spark, path)
+        assert 4 == len(list((path.parent / "lake").rglob("*.parquet")))
+        assert list(range(40)) == sorted(row["id"] for row in self.rows(path.parent / "lake"))
+
+    def test_what_goes_together(self, spark, path):
+        for options, text in (
+            ({"quarantine": None}, "go together"),
+            ({"schema": None}, "wants a schema"),
+            ({"target_file_bytes": 0}, "positive"),
+        ):
+            with pytest.raises(SparkSourceError, match=text):
+                self.run(spark, path, **options)
