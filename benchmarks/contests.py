@@ -19,6 +19,7 @@ from benchmarks import (
     scanning,
     serving,
     sinking,
+    snapshotting,
     transacting,
 )
 from benchmarks.harness import Contest
@@ -46,6 +47,7 @@ CONTESTS: dict[str, Callable[[Path, Size], Contest]] = {
     "sinking": sinking.sinking,
     "clean open": opening.clean_open,
     "compaction": compacting.compacting,
+    "snapshot": snapshotting.snapshots,
     "open partitions": opening.open_partitions,
     "memory": memory.ceilings,
 }
