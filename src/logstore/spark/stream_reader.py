@@ -173,10 +173,8 @@ class LogStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "AVAILABLE_NOW_DATA_LOSS",
                     f"{each} {what}, and was to be read up to {offset}; start the query again",
                 )
-        # A batch that was planned by an earlier run may have found partitions since.
-        return {
-            each: max(target.get(each, 0), starts[each]) for each in bounds if each in target
-        } | {each: starts[each] for each in bounds if each not in target}
+        # Partitions that have come since are begun, and read by the next run.
+        return {each: max(target.get(each, starts[each]), starts[each]) for each in bounds}
 
     def _has_to_wait(self, starts: Offsets, ends: Offsets) -> bool:
         """Whether minOffsetsPerTrigger is not reached, and maxTriggerDelay not over."""
