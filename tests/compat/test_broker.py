@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import kafka_broker
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -40,3 +46,26 @@ def test_a_setting_that_it_refuses_is_told(tmp_path):
         kafka_broker.kafka_broker(tmp_path, refused),
     ):
         pytest.fail("it started")
+
+
+def test_it_ends_with_the_test_that_started_it(tmp_path):
+    """Also with one that is killed: nothing listens there any more."""
+    program = Path(kafka_broker.ROOT) / "tests/compat/broker.py"
+    command = [sys.executable, str(program), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        host, _, port = process.stdout.readline().strip().partition(":")
+        assert listens(host, int(port))
+        process.kill()
+    deadline = time.monotonic() + 30
+    while listens(host, int(port)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not listens(host, int(port))
+
+
+def listens(host, port):
+    """Whether somebody takes connections there."""
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True

@@ -89,6 +89,7 @@ class Broker:
     cluster_id: str
     log_path: Path
     _process: subprocess.Popen[bytes] = field(repr=False)
+    _watcher: subprocess.Popen[bytes] = field(repr=False)
 
     def stop(self) -> None:
         """
@@ -106,6 +107,7 @@ class Broker:
         except subprocess.TimeoutExpired:
             self.kill()
             raise BrokerError(f"the broker did not stop\n{_tail(self.log_path)}") from None
+        self._end_watch()
         if status not in (0, 128 + signal.SIGTERM):
             raise BrokerError(f"the broker ended with status {status}\n{_tail(self.log_path)}")
 
@@ -113,6 +115,13 @@ class Broker:
         """End it at once, as a crash would: nothing is flushed, nothing marked clean."""
         self._process.kill()
         self._process.wait()
+        self._end_watch()
+
+    def _end_watch(self) -> None:
+        self._watcher.kill()
+        self._watcher.wait()
+        assert self._watcher.stdin is not None
+        self._watcher.stdin.close()
 
 
 def missing() -> str | None:
@@ -213,7 +222,14 @@ def kafka_broker(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # An interrupt at the keyboard is for who started it.
         )
-    broker = Broker(f"127.0.0.1:{port}", logs, cluster_id, log_path, process)
+    # A test that is killed must not leave it: then the pipe ends.
+    watcher = subprocess.Popen(
+        ["sh", "-c", 'cat >/dev/null; kill -9 "$1"', "sh", str(process.pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    broker = Broker(f"127.0.0.1:{port}", logs, cluster_id, log_path, process, watcher)
     try:
         _wait_until_started(broker)
         yield broker
