@@ -385,6 +385,9 @@ class Transaction:
 
     def _append(self, place: TopicPartition, pending: _Pending, *, last_waits: bool) -> None:
         """Write what waits for a partition, perhaps but for the last batch, which may grow."""
+        if pending.log.is_closed:  # The topic was deleted; another one of this name is a new log.
+            pending.log = self._store[place]
+            self._sequences.pop(place, None)
         columns = columns_of(pending.given(), self._now()).columns
         done = size_bytes = 0
         try:

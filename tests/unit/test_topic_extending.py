@@ -342,3 +342,14 @@ class TestInATransaction:
                 transaction.flush()
             assert end == topic[0].log_end_offset
             transaction.abort()
+
+    def test_a_topic_that_is_made_anew(self, store):
+        """What comes after goes to the new one, with sequences from the beginning."""
+        store.create_topic("orders")
+        with store.transaction("t") as transaction:
+            transaction.append("orders", b"old")
+            transaction.flush()
+            store.delete_topic("orders")
+            topic = store.create_topic("orders")
+            transaction.extend("orders", [b"new", b"newer"])
+        assert [b"new", b"newer"] == list(topic[0].read_values())
