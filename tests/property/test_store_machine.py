@@ -1,158 +1,551 @@
 """
 Any sequence of operations leaves a store equal to a dictionary of lists.
 
-The model: topics with their settings and the records of each partition. A kill of the process takes
-nothing that was appended, a clean end nothing at all.
+The model: topics with their settings, and for each partition every record that was appended, with
+the fate of its transaction. From it follows what a reader sees: all of that in a log that deletes,
+from its log start on; in one that compacts, no less than the newest value of each key and all that
+the cleaner has not come to, and nothing that was gone.
+
+The disk is simulated. The end of the process takes nothing; a power loss takes what was not made
+durable, from the end, and never a committed transaction.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sampling import examples
 
+from logstore.cleaner_config import CleanerConfig
 from logstore.clock import ManualClock
-from logstore.errors import InvalidPartitionsError, TopicExistsError, UnknownTopicError
+from logstore.errors import (
+    InvalidPartitionsError,
+    InvalidRecordError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    TopicExistsError,
+    UnknownTopicError,
+)
 from logstore.partitioner import partition_of_key
+from logstore.record import encode_batch
 from logstore.scheduler import ManualScheduler
+from logstore.simulated_files import SimulatedFiles
 from logstore.store import open_log_store
+from logstore.topic_names import INTERNAL_TOPICS
+from logstore.transaction_log import TransactionState
 
 NOW_MS = 1_700_000_000_000
+TIMEOUT_MS = 60_000
+# How often the coordinator looks for transactions that have timed out.
+ABORT_INTERVAL_MS = 10_000
 # Tiny alphabets: what a deleted topic had must have a chance to come back.
-NAMES = st.sampled_from(["a", "b", "a-0", "__consumer_offsets"])
+NAMES = st.sampled_from(["a", "b", "a-0"])
 VALUES = st.sampled_from([b"x", b"y", None, b"a longer value" * 4])
 KEYS = st.sampled_from([b"k", b"l", b"m"])
-OVERRIDES = st.dictionaries(
-    st.sampled_from(["retention.ms", "segment.bytes", "flush.messages", "retention.bytes"]),
-    st.sampled_from([None, "300", "500"]),
-    max_size=2,
+RECORDS = st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5)
+IDS = st.sampled_from(["t", "u"])
+GROUPS = st.sampled_from(["g", "h"])
+PRODUCERS = st.sampled_from([1_000_001, 1_000_002])
+OVERRIDES = st.fixed_dictionaries(
+    {},
+    optional={
+        "retention.ms": st.sampled_from([None, "300", "500"]),
+        "retention.bytes": st.sampled_from([None, "300", "500"]),
+        "segment.bytes": st.sampled_from([None, "300", "500"]),
+        "flush.messages": st.sampled_from([None, "3"]),
+        "cleanup.policy": st.sampled_from([None, "compact", "compact,delete"]),
+        "delete.retention.ms": st.sampled_from([None, "0", "10000"]),
+        "min.compaction.lag.ms": st.sampled_from([None, "100"]),
+    },
 )
 CONFIGS = OVERRIDES.map(lambda found: {k: v for k, v in found.items() if v is not None})
+CLEANER = CleanerConfig(log_cleaner_dedupe_buffer_size=100_000)
+MARKER = None
+
+
+class Fate:
+    """A transaction, and how it ended."""
+
+    def __init__(self, handle):
+        self.handle = handle
+        self.state = "open"
+        self.waiting = []  # (topic, partition, key, value): not written yet.
+        self.moves = []  # (group, place, offset): the same.
+        self.wrote_ms = None  # When it first wrote: its time-out begins then.
+
+
+class Partition:
+    """
+    Every record of a partition, by offset.
+
+    Attributes:
+        entries: Key, value and fate (None: no transaction) of each; MARKER for a control record.
+        durable: How many of them no power loss may take.
+        start: The log start offset.
+        floor: How far the cleaner has come.
+        gone: Offsets that a cleaning has removed.
+        sequences: Of each idempotent batch: producer, end, the producer's next sequence.
+    """
+
+    def __init__(self):
+        self.entries = []
+        self.durable = self.start = self.floor = 0
+        self.gone = set()
+        self.is_compacted = False
+        self.sequences = []
+
+    def append(self, records, fate=None):
+        self.entries += [(key, value, fate) for key, value in records]
+
+    def committed(self, *, open_is_aborted=False):
+        """Return what a reader of committed records may see, by offset."""
+        found = {}
+        for offset, entry in enumerate(self.entries):
+            if entry is MARKER:
+                continue
+            key, value, fate = entry
+            if fate is not None and fate.state == "open" and not open_is_aborted:
+                break
+            if offset >= self.start and (fate is None or fate.state == "committed"):
+                found[offset] = (key, value)
+        return found
+
+    def check(self, log):
+        """Compare with what is read."""
+        expected = self.committed()
+        found = {record.offset: (record.key, record.value) for record in log}
+        self.floor = max(self.floor, log.cleaner_offset or 0)
+        if not self.is_compacted:
+            assert found == expected, (log, log.config.cleanup_policy)
+            return
+        assert found.items() <= expected.items()
+        assert not found.keys() & self.gone
+        newest = {key: offset for offset, (key, _) in expected.items()}
+        for offset, (key, value) in expected.items():
+            must_be_there = offset >= self.floor or (
+                key is not None and newest[key] == offset and value is not None
+            )
+            assert offset in found or not must_be_there, offset
+        self.gone |= expected.keys() - found.keys()
+
+    def restart(self, log, *, is_loss):
+        """Find what is left; the coordinator may have ended transactions already."""
+        raw = {offset: rest for offset, *rest in raw_records(log, log.log_start_offset)}
+
+        def is_kept(offset):
+            entry = self.entries[offset]
+            if offset not in raw or entry is MARKER or raw[offset][0]:
+                return offset in raw and entry is MARKER and raw[offset][0]
+            return entry[:2] == tuple(raw[offset][2:])
+
+        kept = len(self.entries)
+        if is_loss:
+            assert log.log_start_offset <= self.start
+            self.start = log.log_start_offset
+            there = [is_kept(offset) for offset in range(self.start, kept)]
+            if self.is_compacted:  # What the cleaner took is not there either.
+                last = max((n for n, is_there in enumerate(there, 1) if is_there), default=0)
+                kept = max(self.durable, self.start + last)
+            elif not all(there):
+                kept = self.start + there.index(False)
+            assert kept >= self.durable
+            self.sequences = [each for each in self.sequences if each[1] <= kept]
+        assert all(is_kept(offset) for offset in raw if offset < kept)
+        assert all(is_control for offset, (is_control, *_) in raw.items() if offset >= kept)
+        # Offsets of what was lost are not given out again, if a later segment was there.
+        self.entries[kept:] = [MARKER] * (log.log_end_offset - kept)
+
+
+class Topic:
+    """A topic's id, settings and partitions."""
+
+    def __init__(self, topic_id, config, count):
+        self.topic_id = topic_id
+        self.partitions = [Partition() for _ in range(count)]
+        self.configure(config)
+
+    def configure(self, config):
+        self.config = config
+        self.policy = config.get("cleanup.policy", "delete")
+        for partition in self.partitions:
+            partition.is_compacted |= "compact" in self.policy
+
+    def grow(self, count):
+        self.partitions += [Partition() for _ in range(count - len(self.partitions))]
+        self.configure(self.config)
+
+
+def raw_records(log, start):
+    """Yield (offset, whether it is control, producer id, key, value), whoever may see them."""
+    end = -1
+    while end < start < log.log_end_offset:
+        end = start
+        found = log.fetch(start, max_bytes=1 << 20, isolation="log_end")
+        for batch in found.records.batches():
+            for record in batch.records():
+                if record.offset >= start:
+                    yield (
+                        record.offset,
+                        batch.is_control,
+                        batch.producer_id,
+                        record.key,
+                        record.value,
+                    )
+            start = max(start, batch.last_offset + 1)
 
 
 class StoreMachine(RuleBasedStateMachine):
     """Operations on a store, and the same on dictionaries."""
 
-    @initialize(count=st.integers(1, 3), threads=st.sampled_from([1, 2]))
-    def open_empty_store(self, count, threads):
-        self.directory = tempfile.mkdtemp(
-            prefix="store-machine-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
-        )
-        self.paths = [os.path.join(self.directory, str(n)) for n in range(count)]
-        self.threads = threads
+    @initialize(count=st.integers(1, 3), seed=st.integers(0, 2**16), config=CONFIGS)
+    def open_store(self, count, seed, config):
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self.directory = tempfile.TemporaryDirectory(prefix="store-machine-", dir=memory)
+        self.paths = [os.path.join(self.directory.name, str(n)) for n in range(count)]
+        self.seed = seed
         self.clock = ManualClock(NOW_MS)
         self.topics = {}
-        self.starts = {}  # Of logs: retention raises them, and nothing lowers them.
+        self.fates = {}  # Open transactions by id.
+        self.zombies = []
         self.snapshots = 0
         self.last_snapshot = None
+        self.positions = []  # (group, place, offset, fate or None), as they were written.
         self.open(lazy=False)
+        self.create("a", 2, config)
 
     def open(self, *, lazy):
+        self.seed += 1
+        self.files = SimulatedFiles(self.seed)
         self.scheduler = ManualScheduler(self.clock)
         self.store = open_log_store(
             *self.paths,
             config={
                 "segment.bytes": 400,
-                "num.recovery.threads.per.data.dir": self.threads,
+                "segment.index.bytes": 240,
+                "num.recovery.threads.per.data.dir": 1,
                 "file.delete.delay.ms": 5_000,
                 "message.timestamp.after.max.ms": 2**62,
+                "min.cleanable.dirty.ratio": 0.01,
+                "log.cleaner.dedupe.buffer.size": 1 << 20,
+                "transaction.state.log.num.partitions": 1,
+                "offsets.topic.num.partitions": 1,
             },
             lazy=lazy,
+            files=self.files,
             clock=self.clock,
             scheduler=self.scheduler,
         )
 
+    def draw_topic(self, data):
+        name = data.draw(st.sampled_from(sorted(self.topics)))
+        return name, self.topics[name]
+
+    def draw_place(self, data):
+        name, topic = self.draw_topic(data)
+        return name, data.draw(st.integers(0, len(topic.partitions) - 1))
+
+    def logs(self):
+        """Yield every partition with its log."""
+        for name, topic in self.topics.items():
+            for number, partition in enumerate(topic.partitions):
+                yield topic, partition, self.store[name, number]
+
+    # -- topics ------------------------------------------------------------------------------------
+
     @rule(name=NAMES, partitions=st.integers(1, 3), config=CONFIGS)
     def create(self, name, partitions, config):
         if name in self.topics:
-            try:
+            with pytest.raises(TopicExistsError):
                 self.store.create_topic(name)
-            except TopicExistsError:
-                return
-            raise AssertionError
+            return
         topic = self.store.create_topic(name, partitions=partitions, config=config)
-        self.topics[name] = (topic.topic_id, config, [[] for _ in range(partitions)])
+        self.topics[name] = Topic(topic.topic_id, config, partitions)
 
     @rule(name=NAMES)
     def delete(self, name):
-        if name in self.topics:
-            self.store.delete_topic(name)
-            del self.topics[name]
+        if name not in self.topics:
+            with pytest.raises(UnknownTopicError):
+                self.store.delete_topic(name)
             return
-        try:
-            self.store.delete_topic(name)
-        except UnknownTopicError:
-            return
-        raise AssertionError
+        for fate in self.fates.values():  # What waits for the topic would have nowhere to go.
+            if any(name == each[0] for each in fate.waiting):
+                self.flush_transaction(fate)
+        self.store.delete_topic(name)
+        del self.topics[name]
 
     @precondition(lambda self: self.topics)
     @rule(data=st.data(), count=st.integers(1, 4))
     def grow(self, data, count):
-        name = data.draw(st.sampled_from(sorted(self.topics)))
-        _, _, partitions = self.topics[name]
-        try:
-            self.store.create_partitions(name, count)
-        except InvalidPartitionsError:
-            assert count <= len(partitions)
+        name, topic = self.draw_topic(data)
+        if count <= len(topic.partitions):
+            with pytest.raises(InvalidPartitionsError):
+                self.store.create_partitions(name, count)
             return
-        partitions += [[] for _ in range(count - len(partitions))]
+        self.store.create_partitions(name, count)
+        topic.grow(count)
 
     @precondition(lambda self: self.topics)
     @rule(data=st.data(), changes=OVERRIDES)
     def alter(self, data, changes):
-        name = data.draw(st.sampled_from(sorted(self.topics)))
-        topic_id, config, partitions = self.topics[name]
+        name, topic = self.draw_topic(data)
         self.store.alter_topic(name, changes)
-        config = {k: v for k, v in {**config, **changes}.items() if v is not None}
-        self.topics[name] = (topic_id, config, partitions)
+        merged = {**topic.config, **changes}
+        topic.configure({key: value for key, value in merged.items() if value is not None})
+
+    # -- records -----------------------------------------------------------------------------------
 
     @precondition(lambda self: self.topics)
-    @rule(data=st.data(), value=VALUES, key=KEYS, sync=st.booleans())
-    def append_with_key(self, data, value, key, sync):
-        name = data.draw(st.sampled_from(sorted(self.topics)))
-        _, _, partitions = self.topics[name]
-        partition, offset = self.store[name].append(value, key=key, sync=sync)
-        assert partition == partition_of_key(key, len(partitions))
-        assert offset == len(partitions[partition])
-        partitions[partition].append((key, value))
+    @rule(data=st.data(), key=KEYS, value=VALUES, sync=st.booleans())
+    def append_with_key(self, data, key, value, sync):
+        name, topic = self.draw_topic(data)
+        number, offset = self.store[name].append(value, key=key, sync=sync)
+        assert number == partition_of_key(key, len(topic.partitions))
+        partition = topic.partitions[number]
+        assert offset == len(partition.entries)
+        partition.append([(key, value)])
+        if sync:
+            partition.durable = len(partition.entries)
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data(), records=RECORDS, sync=st.booleans())
+    def extend_with_keys(self, data, records, sync):
+        name, topic = self.draw_topic(data)
+        keys, values = zip(*records, strict=True)
+        found = self.store[name].extend(values, keys=keys, sync=sync)
+        for (number, offset), (key, value) in zip(found, records, strict=True):
+            assert number == partition_of_key(key, len(topic.partitions))
+            partition = topic.partitions[number]
+            assert offset == len(partition.entries)
+            partition.append([(key, value)])
+            if sync:
+                partition.durable = len(partition.entries)
 
     @precondition(lambda self: self.topics)
     @rule(data=st.data(), values=st.lists(VALUES, min_size=1, max_size=5))
-    def append_without_key(self, data, values):
-        name = data.draw(st.sampled_from(sorted(self.topics)))
-        _, _, partitions = self.topics[name]
-        partition, offset = self.store[name].append(values[0])
-        assert offset == len(partitions[partition])
-        partitions[partition].append((None, values[0]))
-        self.store[name, partition].extend(values)
-        partitions[partition] += [(None, value) for value in values]
+    def append_without_keys(self, data, values):
+        name, number = self.draw_place(data)  # Not the sticky one: it is drawn by chance.
+        topic, log = self.topics[name], self.store[name, number]
+        if "compact" in topic.policy:
+            with pytest.raises(InvalidRecordError):
+                log.extend(values)
+            return
+        partition = topic.partitions[number]
+        assert len(partition.entries) == log.extend(values).start
+        partition.append([(None, value) for value in values])
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data(), producer=PRODUCERS, records=RECORDS, skips=st.booleans())
+    def append_idempotently(self, data, producer, records, skips):
+        """A batch, the same once more, and perhaps one that is missing its predecessor."""
+        name, number = self.draw_place(data)
+        partition = self.topics[name].partitions[number]
+        log = self.store[name, number]
+        records = records[:3]  # More might not fit a segment, in one batch.
+        sequence = max((last for who, _, last in partition.sequences if who == producer), default=0)
+
+        def append(base_sequence):
+            now_ms = self.clock.milliseconds()
+            rows = [(None, now_ms, key, value, ()) for key, value in records]
+            batch = encode_batch(
+                rows, producer_id=producer, producer_epoch=0, base_sequence=base_sequence
+            )
+            return log.append_batches(batch, leader_epoch=log.leader_epoch).first_offset
+
+        assert len(partition.entries) == append(sequence)
+        partition.append(records)
+        assert len(partition.entries) - len(records) == append(sequence)  # A duplicate.
+        sequence += len(records)
+        partition.sequences.append((producer, len(partition.entries), sequence))
+        if skips:
+            with pytest.raises(OutOfOrderSequenceError):
+                append(sequence + 1)
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data())
+    def flush(self, data):
+        name, topic = self.draw_topic(data)
+        self.store[name].flush()
+        for partition in topic.partitions:
+            partition.durable = len(partition.entries)
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data(), rolls=st.booleans())
+    def compact(self, data, rolls):
+        """As the cleaner would; rolled, all of a log can be cleaned."""
+        place = self.draw_place(data)
+        log = self.store[place]
+        if rolls:
+            log.roll()
+        if log.config.compact:
+            log.compact(config=CLEANER, refuse_null_keys=False)
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    @rule(name=IDS)
+    def begin(self, name):
+        """Whoever has the id is fenced."""
+        old = self.fates.pop(name, None)
+        handle = self.store.transaction(name, timeout_ms=TIMEOUT_MS)
+        if old is not None:
+            self.end(old, "aborted")
+            self.zombies.append(old)
+        self.fates[name] = Fate(handle)
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data(), name=IDS, records=RECORDS, flushes=st.booleans(), bulk=st.booleans())
+    def write_in_transaction(self, data, name, records, flushes, bulk):
+        if name not in self.fates:
+            self.begin(name)
+        fate = self.fates[name]
+        name, topic = self.draw_topic(data)
+        keys, values = zip(*records, strict=True)
+        if bulk:
+            fate.handle.extend(name, values, keys=keys)
+        else:
+            for key, value in records:
+                fate.handle.append(name, value, key=key)
+        count = len(topic.partitions)
+        fate.waiting += [(name, partition_of_key(key, count), key, value) for key, value in records]
+        self.take_written(fate)
+        if flushes:
+            self.flush_transaction(fate)
+
+    @precondition(lambda self: self.fates and self.topics)
+    @rule(data=st.data(), group=GROUPS, offset=st.integers(0, 3))
+    def move_in_transaction(self, data, group, offset):
+        fate = self.fates[data.draw(st.sampled_from(sorted(self.fates)))]
+        place = self.draw_place(data)
+        fate.handle.commit_positions(group, {place: offset})
+        fate.moves.append((group, place, offset))
+
+    def flush_transaction(self, fate):
+        fate.handle.flush()
+        self.take_written(fate)
+        assert not fate.waiting
+        self.take_moves(fate)
+
+    def take_written(self, fate):
+        """Note what has been written: a batch that was full does not wait for the flush."""
+        for name, topic in self.topics.items():
+            for number, partition in enumerate(topic.partitions):
+                count = self.store[name, number].log_end_offset - len(partition.entries)
+                if count == 0:
+                    continue
+                mine = [each for each in fate.waiting if each[:2] == (name, number)][:count]
+                assert count == len(mine)
+                partition.append([each[2:] for each in mine], fate)
+                self.note_write(fate)
+                for each in mine:
+                    fate.waiting.remove(each)
+
+    def take_moves(self, fate):
+        if fate.moves:
+            self.note_write(fate)
+        self.positions += [(*move, fate) for move in fate.moves]
+        fate.moves.clear()
+
+    def note_write(self, fate):
+        if fate.wrote_ms is None:
+            fate.wrote_ms = self.clock.milliseconds()
+
+    def end(self, fate, state):
+        fate.state = state
+        fate.waiting.clear()
+        fate.moves.clear()
+        self.take_markers()
+
+    def take_markers(self):
+        """Note control records at the ends of logs: nothing else may have come there."""
+        for _, partition, log in self.logs():
+            missing = log.log_start_offset - len(partition.entries)
+            partition.entries += [MARKER] * missing  # Retention was there before us.
+            for offset, is_control, *_ in raw_records(log, len(partition.entries)):
+                assert is_control
+                assert offset == len(partition.entries)
+                partition.entries.append(MARKER)
+
+    @precondition(lambda self: self.fates)
+    @rule(data=st.data())
+    def commit(self, data):
+        """Everything that was written is seen, and survives."""
+        fate = self.fates.pop(data.draw(st.sampled_from(sorted(self.fates))))
+        fate.handle.flush()
+        self.take_written(fate)
+        self.take_moves(fate)
+        fate.handle.commit()
+        self.end(fate, "committed")
+        for _, partition, _ in self.logs():
+            if any(entry is not MARKER and entry[2] is fate for entry in partition.entries):
+                partition.durable = len(partition.entries)
+
+    @precondition(lambda self: self.fates)
+    @rule(data=st.data())
+    def abort(self, data):
+        fate = self.fates.pop(data.draw(st.sampled_from(sorted(self.fates))))
+        fate.handle.abort()
+        self.end(fate, "aborted")
+
+    @precondition(lambda self: self.zombies and self.topics)
+    @rule(data=st.data(), commits=st.booleans())
+    def zombie(self, data, commits):
+        """What was fenced stays so, whatever it tries."""
+        handle = self.zombies[-1].handle
+        place = self.draw_place(data)
+
+        def write():
+            handle.append(place, b"late", key=b"k")
+            handle.flush()
+
+        with pytest.raises(ProducerFencedError):
+            (handle.commit if commits else write)()
+
+    @precondition(lambda self: self.topics)
+    @rule(data=st.data(), group=GROUPS, offset=st.integers(0, 3))
+    def move(self, data, group, offset):
+        place = self.draw_place(data)
+        self.store.positions(group).commit({place: offset}, sync=True)
+        self.positions.append((group, place, offset, None))
+
+    # -- time and ends -----------------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([10, 5_000, 61_000, 400_000]))
     def let_time_pass(self, ms):
         ran = self.scheduler.advance_to(self.clock.milliseconds() + ms)
         assert not [each for each in ran if "failed" in each]
+        for name, fate in list(self.fates.items()):
+            if fate.wrote_ms is None:
+                continue
+            age_ms = self.clock.milliseconds() - fate.wrote_ms
+            is_late = age_ms > TIMEOUT_MS + ABORT_INTERVAL_MS
+            if not is_late and age_ms >= TIMEOUT_MS:
+                found = self.store._transactions.describe(name)  # It may have been looked at yet.
+                is_late = found.state is not TransactionState.ONGOING
+            if is_late:
+                fate.state = "aborted"
+                self.zombies.append(self.fates.pop(name))
+        self.take_markers()
 
-    @rule(lazy=st.booleans())
-    def close_and_open(self, lazy):
-        self.store.close()
-        assert all(os.path.exists(f"{path}/.kafka_cleanshutdown") for path in self.paths)
+    @rule(lazy=st.booleans(), end=st.sampled_from(["close", "kill", "power loss"]))
+    def open_again(self, lazy, end):
+        if end == "close":
+            self.store.close()
+            assert all(os.path.exists(f"{path}/.kafka_cleanshutdown") for path in self.paths)
+        else:
+            self.files.crash(power_loss=end == "power loss")
+            self.store.abandon()
         self.open(lazy=lazy)
-
-    @rule(lazy=st.booleans())
-    def kill_and_open(self, lazy):
-        self.store.abandon()
-        self.open(lazy=lazy)
+        self.after_restart(is_loss=end == "power loss")
 
     @rule(goes_on=st.booleans())
     def snapshot(self, goes_on):
-        """It is the same store; now and then it is the one that goes on."""
+        """It is the same store, where what was open is aborted; now and then it goes on."""
         self.snapshots += 1
-        path = os.path.join(self.directory, f"snapshot-{self.snapshots}")
+        path = os.path.join(self.directory.name, f"snapshot-{self.snapshots}")
         base = self.last_snapshot if os.path.exists(self.last_snapshot or "") else None
         self.store.snapshot(path, base=base)
         self.last_snapshot = path
@@ -160,42 +553,73 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.close()
             self.paths = [path]
             self.open(lazy=False)
+            self.after_restart(is_loss=False)
             return
-        store = self.store
-        self.store = open_log_store(path, mode="r", clock=self.clock)
-        self.holds_exactly_the_model()
-        assert [] == list(self.store.check())
-        self.store.close()
-        self.store = store
+        with open_log_store(path, mode="r", clock=self.clock) as snapshot:
+            assert [] == list(snapshot.check())
+            for name, topic in self.topics.items():
+                for number, partition in enumerate(topic.partitions):
+                    there = {each.offset: (each.key, each.value) for each in snapshot[name, number]}
+                    here = {
+                        each.offset: (each.key, each.value) for each in self.store[name, number]
+                    }
+                    expected = partition.committed(open_is_aborted=True)
+                    assert here.items() <= there.items() <= expected.items()
+                    assert partition.is_compacted or there == expected
+
+    def after_restart(self, *, is_loss):
+        """What was open is aborted; a power loss has taken the ends of logs."""
+        for fate in self.fates.values():
+            fate.state = "aborted"
+        self.fates.clear()
+        self.zombies.clear()
+        for _, partition, log in self.logs():
+            partition.restart(log, is_loss=is_loss)
+
+    # -- what has to hold --------------------------------------------------------------------------
 
     @invariant()
     def holds_exactly_the_model(self):
         assert not self.store.errors
-        assert sorted(self.topics) == list(self.store)
-        for name, (topic_id, config, partitions) in self.topics.items():
-            topic = self.store[name]
-            assert topic_id == topic.topic_id
-            assert config == dict(self.store.configs.get(name).config)
-            assert len(partitions) == len(topic)
-            for partition, records in enumerate(partitions):
-                log = topic[partition]
-                assert topic_id == log.topic_id
-                start = log.log_start_offset
-                before = self.starts.get((topic_id, partition), 0)
-                assert start == before or (
-                    start > before and config.keys() & {"retention.ms", "retention.bytes"}
-                )
-                self.starts[topic_id, partition] = start
-                assert len(records) == log.log_end_offset
-                found = [(record.offset, record.key, record.value) for record in log]
-                assert found == [(n, *records[n]) for n in range(start, len(records))]
+        assert sorted(self.topics) == [name for name in self.store if name not in INTERNAL_TOPICS]
+        for name, topic in self.topics.items():
+            found = self.store[name]
+            assert topic.topic_id == found.topic_id
+            assert topic.config == dict(self.store.configs.get(name).config)
+            assert len(topic.partitions) == len(found)
+        for topic, partition, log in self.logs():
+            assert topic.topic_id == log.topic_id
+            assert len(partition.entries) == log.log_end_offset
+            start = log.log_start_offset
+            assert start == partition.start or (
+                start > partition.start
+                and "delete" in topic.policy
+                and topic.config.keys() & {"retention.ms", "retention.bytes"}
+            )
+            partition.start = start
+            partition.check(log)
+
+    @invariant()
+    def positions_are_what_is_committed(self):
+        for group in ("g", "h"):
+            expected = {
+                place: offset
+                for name, place, offset, fate in self.positions
+                if name == group and (fate is None or fate.state == "committed")
+            }
+            assert expected == dict(self.store.positions(group).items())
 
     def teardown(self):
         if hasattr(self, "store"):
-            assert [] == list(self.store.check())
-            self.store.close()
-            shutil.rmtree(self.directory)
+            try:
+                assert [] == list(self.store.check())
+                self.store.close()
+            finally:
+                self.store.abandon()
+                self.directory.cleanup()
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=examples(25), stateful_step_count=25)
+TestStoreMachine.settings = settings(
+    max_examples=examples(30), stateful_step_count=25, deadline=None
+)
