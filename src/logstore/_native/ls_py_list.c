@@ -1,8 +1,8 @@
 /*
  * ls_py_list.c: append a Python list. Items are encoded straight from their objects into the writer's
  * staging buffer with the GIL kept, and each 1 MiB of them is written without it: one pass over the
- * objects, 10 ns each beside the copy. A stream (ls_writer.h) owns the writer without holding its
- * lock, so that the GIL may be taken back in between (DESIGN.md D2).
+ * objects, 10 ns each beside the copy. A stream (ls_writer.h) owns the writer without its lock, so
+ * that the GIL may be taken back in between (DESIGN.md D2).
  */
 #include "ls_py.h"
 #include "ls_writer.h"
@@ -22,9 +22,7 @@ struct walk {
     struct ls_py_bytes header_bytes; /* of one record */
     int64_t timestamp;               /* without a column of them; -1 is now */
     const int64_t *order;            /* record i is item order[i]; NULL: item i */
-    Py_ssize_t index;
-    Py_ssize_t first;
-    Py_ssize_t end;
+    Py_ssize_t first, index, end;
 };
 
 /* ---- columns --------------------------------------------------------------------------------------- */
