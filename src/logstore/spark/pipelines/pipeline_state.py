@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from logstore.files import REAL_FILES
+from logstore.log import make_directory
 from logstore.spark.errors import SparkSourceError
 
 STATE_FILE: Final = "logstore-pipeline.json"
@@ -54,9 +55,9 @@ class PipelineState:
             SparkSourceError: PIPELINE_CHECKPOINT: it is another pipeline's, or damaged.
         """
         path = os.path.join(checkpoint, STATE_FILE)
-        if not os.path.exists(path):
+        if not REAL_FILES.exists(path):
             state = cls(kind, uuid.uuid4().hex[:8], topic, schema())
-            os.makedirs(checkpoint, exist_ok=True)
+            make_directory(checkpoint, REAL_FILES)
             REAL_FILES.replace_file(path, json.dumps(asdict(state)).encode())
             return state
         try:
