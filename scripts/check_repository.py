@@ -73,9 +73,22 @@ def findings(path: Path) -> Iterator[str]:
                 yield f"{name}:{number}: {what}: {line.strip()[:100]}"
 
 
+def repeated_numbers() -> list[str]:
+    """Return a line for each decision whose number another one has, too."""
+    seen: dict[str, str] = {}
+    found = []
+    for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        number = path.name[:4]
+        if number in seen:
+            found.append(f"docs/decisions/{path.name}: {seen[number]} has its number, too")
+        seen[number] = path.name
+    return found
+
+
 def main() -> int:
     """Print all findings."""
     found = [line for path in tracked_files() for line in findings(path)]
+    found += repeated_numbers()
     for line in found:
         print(line)
     return 1 if found else 0

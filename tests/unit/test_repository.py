@@ -36,6 +36,10 @@ def test_nothing_is_committed_that_must_not_be(rules):
     assert [] == [line for path in rules.tracked_files() for line in rules.findings(path)]
 
 
+def test_each_decision_has_a_number_of_its_own(rules):
+    assert [] == rules.repeated_numbers()
+
+
 @pytest.mark.parametrize(
     ("line", "what"),
     [
