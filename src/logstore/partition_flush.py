@@ -9,6 +9,7 @@ Source: Kafka ``UnifiedLog.flush``, ``LogManager``; spec 5.8.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -155,7 +156,7 @@ class FlushedPartition(Partition):
             flush_log_files(together, self._files, self._has)
             self._unless_deleted(with_indexes, lambda segment: segment.flush_indexes())
         if segments and segments[-1].base_offset >= start:
-            self._files.fsync_directory(self._directory)
+            self._fsync_directory()
         with self._lock:  # What was the active segment may be sealed by now: its indexes wait.
             self._local_log.release_sealed()
             # A truncation in between may have put other bytes below the offset.
@@ -166,6 +167,17 @@ class FlushedPartition(Partition):
                     self._checkpoints.maybe_write(self._offsets_to_keep)
                 if self._local_log.active_segment.base_offset < recovery_point:
                     self._flusher.allow()
+
+    def _fsync_directory(self) -> None:
+        """Make the names in the directory durable, whatever it is called by then."""
+        try:
+            self._files.fsync_directory(self._directory)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            with self._lock:  # It is being renamed, or was deleted.
+                if not self._is_closed:
+                    self._files.fsync_directory(self._directory)
 
     def _unless_deleted(
         self, segments: Iterable[LogSegment], action: Callable[[LogSegment], None]

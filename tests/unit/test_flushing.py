@@ -219,6 +219,29 @@ class TestLog:
             log.flush()
             assert log.recovery_point == log.log_end_offset
 
+    def test_a_directory_that_is_renamed_meanwhile(self, tmp_path, monkeypatch):
+        """The names in it get durable under its new name; the log is not poisoned."""
+        scheduler = ManualScheduler(ManualClock())
+        with open_log(tmp_path / "a-0", scheduler=scheduler) as log:
+            log.extend([b"a", b"b"])
+            fsync_directory, synced = type(REAL_FILES).fsync_directory, []
+
+            def fsync(files, path):
+                if not synced:
+                    synced.append("renamed")
+                    log.rename("b-0")
+                fsync_directory(files, path)
+                synced.append(path)
+
+            monkeypatch.setattr(type(REAL_FILES), "fsync_directory", fsync)
+            log.flush(1)
+            assert str(tmp_path / "b-0") == synced[-1]
+            assert 1 == log.recovery_point
+            assert 2 == log.append(b"c")
+            log.roll()
+            log.flush()
+            assert [] == list(log.check())
+
 
 class Held:
     """What an operation has in its hands when it fails."""
