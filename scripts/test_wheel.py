@@ -151,7 +151,7 @@ def test(
         where = "import logstore, sys; assert sys.prefix in logstore.__file__, logstore.__file__"
         run(python, "-c", where, cwd=directory, env=environment)
         print(f"== the wheel on CPython {version}", flush=True)
-        tests = sorted(path for pattern in patterns for path in directory.glob(pattern))
+        tests = sorted(str(path) for pattern in patterns for path in directory.glob(pattern))
         assert tests
         pytest: list[str | Path] = [
             python,
