@@ -19,7 +19,6 @@ import functools
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from logstore._native import Buffer, Record
@@ -331,12 +330,7 @@ class AsyncLog:
         self.log.check_open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         await _in_thread(self.log.__exit__, kind, error, traceback)
 
 
@@ -431,10 +425,5 @@ class AsyncFollower(Generic[ItemT]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, traceback: object) -> None:
         self.close()

@@ -6,7 +6,6 @@ Source: Kafka ``UnifiedLog``, whose changes are made under one lock.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 
@@ -34,12 +33,7 @@ class Changing:
             raise
         log._depth += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         log = self._log
         log._depth -= 1
         is_outermost = log._depth == 0

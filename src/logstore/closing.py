@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from logstore.errors import LogStoreError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class Closing:
@@ -48,12 +45,7 @@ class Closing:
         self.check_open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.close()
             return

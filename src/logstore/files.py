@@ -12,7 +12,6 @@ import contextlib
 import mmap
 import os
 import threading
-from types import TracebackType
 
 from logstore._native import Mapping, NativeFiles, Path, real_io
 from logstore.errors import ClosedError, StorageError
@@ -211,12 +210,7 @@ class FileHandle:
             self._lease_count += 1
             return self._fd
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.release()
 
     def acquire(self) -> int:

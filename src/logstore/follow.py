@@ -26,7 +26,6 @@ import itertools
 import numbers
 import sys
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from logstore._native import TailReader, ffi
@@ -363,12 +362,7 @@ class Follower(RecordIterator[ItemT_co], Generic[ItemT_co]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self.close()
 
     # -- many at once ------------------------------------------------------------------------------

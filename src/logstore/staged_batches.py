@@ -27,7 +27,6 @@ import os
 import re
 import struct
 import uuid
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from logstore._native import ENCODING_SLACK, crc32c, encode_batch_into
@@ -198,12 +197,7 @@ class StagedBatchWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if error is None:
             self.finish()
             return

@@ -19,7 +19,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 from logstore._native import Buffer, measure_list, size_of
@@ -503,12 +502,7 @@ class Transaction:
         self._check_open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if self._outcome != "open":
             return  # It was ended in the block, or fenced.
         if error is None:
