@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
 from logstore.cli import (
     alter,
@@ -99,10 +100,19 @@ def build_parser() -> argparse.ArgumentParser:
         "Each command has its own --help with an example.",
     )
     parser.add_argument("--version", action=_VersionAction, nargs=0, help="print the version")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
     for command in COMMANDS:
         command.add_command(commands)
     return parser
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """The parser of a command, or of one of its own, whose examples keep their lines."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
 
 class _VersionAction(argparse.Action):

@@ -24,7 +24,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "alter",
         help="change the settings of topics",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stores.add_store_arguments(parser, writes=True)
     parser.add_argument("topic", nargs="+", help="the topics")

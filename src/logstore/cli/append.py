@@ -41,7 +41,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "append",
         help="append lines, JSON lines or CSV rows from standard input",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", type=Path, help="a partition directory; created if missing")
     parser.add_argument(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from logstore.cleaner_config import CleanerConfig
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
 from logstore.opening import open as open_log
 
@@ -32,7 +32,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "compact",
         help="keep the last record of each key of a partition",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, help="a partition")
     parser.add_argument(
@@ -83,10 +82,8 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         after = log.size_bytes
     if arguments.json:
-        print(
-            json.dumps(
-                {"path": str(path), "bytes_before": before, "bytes_after": after} | asdict(stats)
-            )
+        print_json(
+            {"path": str(path), "bytes_before": before, "bytes_after": after} | asdict(stats)
         )
         return 0
     dropped = stats.messages_read - stats.messages_written

@@ -20,7 +20,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "completion",
         help="print a completion script for bash, zsh or fish",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=SHELLS)
     parser.set_defaults(run=lambda arguments: _run(arguments, commands))

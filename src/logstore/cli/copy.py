@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import logstore
 from logstore.cli import record_arguments
 from logstore.cli.copied_logs import add_range, is_partition
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
 from logstore.log_copy import copy_log
 from logstore.log_directory import META_PROPERTIES
@@ -42,7 +42,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "copy",
         help="copy a partition, or the topics of a store, with their offsets",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", type=Path, metavar="SRC", help="a partition, or a store")
     parser.add_argument(
@@ -150,7 +149,7 @@ def _copy(work: _Work, arguments: argparse.Namespace) -> None:
             "size_bytes": copied.size_bytes,
             "left_offsets": left,
         }
-        print(json.dumps(fields, separators=(",", ":")))
+        print_json(fields)
         return
     if not offsets:
         print(f"{work.name}: nothing new, it ends at {offsets.stop}")

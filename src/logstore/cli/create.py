@@ -23,7 +23,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "create",
         help="create a topic",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stores.add_store_arguments(parser, writes=True)
     parser.add_argument("topic", help="1 to 249 letters, digits, '.', '_' and '-'")

@@ -26,7 +26,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "delete",
         help="delete topics with all of their records",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stores.add_store_arguments(parser, writes=True)
     parser.add_argument("topic", nargs="+", help="the topics")

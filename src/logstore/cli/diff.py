@@ -13,6 +13,7 @@ import logstore
 from logstore.cli import record_arguments
 from logstore.cli.copied_logs import add_range, is_partition
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
 from logstore.cli.record_text import bytes_text, record_line
 from logstore.log_comparison import Difference, LogComparison, compare_logs
@@ -38,7 +39,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "diff",
         help="compare the records of two partitions, or of two stores",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("a", type=Path, metavar="A", help="a partition, or a store")
     parser.add_argument("b", type=Path, metavar="B", help="what it is compared with")
@@ -104,7 +104,7 @@ def _compare(pair: _Pair, arguments: argparse.Namespace) -> bool:
     if pair.a is None or pair.b is None:
         place = "a" if pair.b is None else "b"
         if arguments.json:
-            print(json.dumps({"partition": pair.name, "same": False, "only_in": place}))
+            print_json({"partition": pair.name, "same": False, "only_in": place})
         else:
             print(f"{pair.name}: only in {getattr(arguments, place)}")
         return False

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from logstore.cli.json_lines import print_json
 from logstore.cli.record_text import bytes_text, record_line
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
@@ -44,7 +45,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "dump",
         help="print batches, records, indexes, snapshots and checkpoints as they are on disk",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "path", type=Path, nargs="+", help="a file, a partition directory, or a log directory"
@@ -98,7 +98,7 @@ def _dump_file(file: Path, *, as_json: bool) -> int:
             print(f"logstore: {file}: {entry}", file=sys.stderr)
             status = 1
         elif as_json:
-            print(json.dumps({"file": str(file), **entry}, separators=(",", ":")))
+            print_json({"file": str(file), **entry})
         else:
             print("  " + " ".join(f"{name}: {_text(entry[name])}" for name in entry))
     return status

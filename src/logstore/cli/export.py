@@ -61,7 +61,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "export",
         help="write records of one partition to a Parquet, Arrow, JSON lines or CSV file",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     record_arguments.add_directory(parser)
     parser.add_argument("output", type=Path, help="the file to write")

@@ -25,7 +25,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "follow",
         help="print records of one partition as they come",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     record_arguments.add_directory(parser)
     record_arguments.add_start(parser, "latest")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.stores import add_store_arguments, check_is_store, open_store
-from logstore.cli.transfer import print_fields, transfer_progress
+from logstore.cli.transfer import add_dest, transfer_progress
 
 EXAMPLE = """\
 examples:
@@ -28,10 +28,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "fork",
         help="make a writable copy of a store that shares its segments",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_store_arguments(parser, writes=True)
-    parser.add_argument("dest", type=Path, help="where it goes; nothing is there, or nothing in it")
+    add_store_arguments(parser, writes=True, prints_each="store")
+    add_dest(parser)
     parser.set_defaults(run=_run)
 
 
@@ -45,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ):
         path, count = fork.paths[0], len(fork.partitions())
     if arguments.json:
-        print_fields({"path": path, "partitions": count})
+        print_json({"path": path, "partitions": count})
     else:
         print(f"{path}: {counted(count, 'partition')}")
     return 0

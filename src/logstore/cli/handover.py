@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from logstore.bootstrap_metadata import BOOTSTRAP_FILE
 from logstore.cli import stores
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 
 EXAMPLE = """\
 examples:
@@ -30,7 +30,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "handover",
         help="tell a broker that has never run of the topics of a store",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stores.add_store_arguments(parser, writes=True)
     parser.add_argument(
@@ -50,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for name, config in found.configs.items():
             count = len(store[name])
             if arguments.json:
-                print(json.dumps({"topic": name, "partitions": count, "config": config}))
+                print_json({"topic": name, "partitions": count, "config": config})
                 continue
             settings = "  ".join(f"{key}={value}" for key, value in sorted(config.items()))
             print(f"{name}  {counted(count, 'partition')}  {settings}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import logstore
 from logstore.cli import stores
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
 from logstore.kafka_import import KafkaImporter, TopicImport
 
@@ -32,7 +32,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "import-kafka",
         help="copy topics of a running Kafka cluster into a store, with their offsets",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("broker", help="host:port, several joined by commas")
     parser.add_argument("topic", nargs="*", help="what to copy")
@@ -83,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
             offsets = importer.import_group(group)
             if arguments.json:
                 places = {f"{topic}-{number}": at for (topic, number), at in offsets.items()}
-                print(json.dumps({"group": group, "positions": places}, separators=(",", ":")))
+                print_json({"group": group, "positions": places})
             else:
                 print(f"{group}: {counted(len(offsets), 'position')}")
     return 0
@@ -107,7 +106,7 @@ def _print(found: TopicImport, *, as_json: bool) -> None:
             "config": found.config,
             "refused_config": found.refused,
         }
-        print(json.dumps(fields, separators=(",", ":")))
+        print_json(fields)
         return
     records = sum(each.record_count for each in found.partitions)
     partitions_text = counted(len(found.partitions), "partition")

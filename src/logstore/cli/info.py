@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 import logstore
 from logstore.checkpoint import PartitionMetadataFile, topic_partition_of
 from logstore.cli import plans, sinks
+from logstore.cli.json_lines import print_json
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
 from logstore.inspection import Damage, find_partitions, scan_log_file, segment_paths
@@ -36,7 +36,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "info",
         help="offsets, sizes and state of partitions",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, nargs="+", help="a partition or a log directory")
     parser.add_argument("--json", action="store_true", help="one JSON object for each partition")
@@ -62,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 fields = describe(partition)
                 fields["retention"] = _retention(partition.resolve(), stores, opened)
                 if arguments.json:
-                    print(json.dumps(fields, separators=(",", ":")))
+                    print_json(fields)
                 else:
                     _print(fields)
     return 0

@@ -59,7 +59,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "pipeline",
         help="files into a topic, a topic into Parquet, by Spark",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
 
@@ -106,9 +105,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add(kinds: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        name, help=what, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser: argparse.ArgumentParser = kinds.add_parser(name, help=what, epilog=example)
     parser.add_argument("store", type=Path, help="the store's directory, such as data")
     parser.add_argument("topic", help="the topic")
     parser.add_argument(

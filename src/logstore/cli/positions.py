@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterable
 
 import logstore
 from logstore.checkpoint import TopicPartition
 from logstore.cli import stores
+from logstore.cli.json_lines import print_json
 from logstore.cli.times import Position, format_timestamp, parse_position
 
 EXAMPLE = """\
@@ -39,17 +39,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "positions",
         help="show and move where groups go on reading",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     lists = actions.add_parser("list", help="print positions and lag; changes nothing")
-    stores.add_store_arguments(lists, writes=False)
+    stores.add_store_arguments(lists, writes=False, prints_each="position")
     lists.add_argument("group", nargs="*", help="groups (default: all)")
     lists.set_defaults(run=_list)
 
     sets = actions.add_parser("set", help="set positions")
-    stores.add_store_arguments(sets, writes=True)
+    stores.add_store_arguments(sets, writes=True, prints_each="position")
     sets.add_argument("group", help="the group")
     sets.add_argument(
         "position", nargs="+", type=_place_offset, metavar="TOPIC:PARTITION=OFFSET",
@@ -58,7 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     sets.set_defaults(run=_set)
 
     resets = actions.add_parser("reset", help="move positions by a rule")
-    stores.add_store_arguments(resets, writes=True)
+    stores.add_store_arguments(resets, writes=True, prints_each="position")
     resets.add_argument("group", help="the group")
     resets.add_argument(
         "--to", required=True, type=_rule, metavar="earliest|latest|TIME|OFFSET|+N|-N",
@@ -69,7 +68,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     resets.set_defaults(run=_reset)
 
     forgets = actions.add_parser("forget", help="remove positions: the group begins anew there")
-    stores.add_store_arguments(forgets, writes=True)
+    stores.add_store_arguments(forgets, writes=True, prints_each="position")
     forgets.add_argument("group", help="the group")
     _add_topic(forgets)
     forgets.set_defaults(run=_forget)
@@ -200,7 +199,7 @@ def _print(
             "offset": offset,
             **more,
         }
-        print(json.dumps(fields, separators=(",", ":"), ensure_ascii=False))
+        print_json(fields)
         return
     parts = [group, f"{place.topic}:{place.partition}={offset}"]
     if more:

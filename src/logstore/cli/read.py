@@ -35,7 +35,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "read",
         help="print records of one partition",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     record_arguments.add_directory(parser)
     record_arguments.add_start(parser)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from pathlib import Path
 
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
 from logstore.inspection import find_partitions, segment_paths
 from logstore.log_directory import is_log_directory
@@ -36,7 +36,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "repair",
         help="move damaged bytes into a quarantine and make again what depends on them",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, nargs="+", help="a partition or a log directory")
     parser.add_argument("--json", action="store_true", help="one JSON object for each repair")
@@ -99,4 +98,4 @@ def _print(repair: Repair, *, as_json: bool) -> None:
         "quarantine": None if repair.quarantine is None else str(repair.quarantine),
     }
     del fields["path"]
-    print(json.dumps(fields, separators=(",", ":")))
+    print_json(fields)

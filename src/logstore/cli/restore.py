@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 import logstore
-from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.times import parse_position
-from logstore.cli.transfer import how_it_came, offsets_by_name, print_fields, transfer_progress
+from logstore.cli.transfer import add_dest, offsets_by_name, summary, transfer_progress
 
 EXAMPLE = """\
 examples:
@@ -40,10 +40,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "restore",
         help="make a store of a snapshot, whole or as it was at a time",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("snapshot", type=Path, help="what logstore snapshot has made")
-    parser.add_argument("dest", type=Path, help="where it goes; nothing is there, or nothing in it")
+    add_dest(parser)
     parser.add_argument(
         "--to-time",
         type=_time,
@@ -60,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.snapshot, arguments.dest, to_time=arguments.to_time, progress=show
         )
     if arguments.json:
-        print_fields(
+        print_json(
             {
                 "path": found.path,
                 "end_offsets": offsets_by_name(found.end_offsets),
@@ -76,8 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
-    how = how_it_came(found.linked_bytes, found.copied_bytes, found.copied_because)
-    print(f"{found.path}: {counted(len(found.end_offsets), 'partition')}; {how}")
+    print(summary(found))
     for place, offset in sorted(found.cuts.items()):
         print(f"{place} ends at offset {offset}")
     if found.aborted:

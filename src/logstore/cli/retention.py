@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import logstore
 from logstore.checkpoint import TopicPartition
 from logstore.cli import plans, stores
+from logstore.cli.json_lines import print_json
 
 EXAMPLE = """\
 examples:
@@ -28,9 +28,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "retention",
         help="show what retention removes next, or remove it",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    stores.add_store_arguments(parser, writes=True)
+    stores.add_store_arguments(parser, writes=True, prints_each="partition")
     parser.add_argument("topic", nargs="*", help="the topics (default: all)")
     stores.add_config_argument(parser)
     parser.add_argument("--run", dest="is_run", action="store_true", help="delete what would go")
@@ -65,7 +64,7 @@ def _print(
 ) -> None:
     if arguments.json:
         start = {"topic": place.topic, "partition": place.partition, "held": fields is None}
-        print(json.dumps({**start, **(fields or {})}, separators=(",", ":")))
+        print_json({**start, **(fields or {})})
     elif fields is None:
         print(f"{place}  {plans.HELD}")
     else:

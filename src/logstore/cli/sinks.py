@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import logstore
 from logstore.cli import stores
+from logstore.cli.json_lines import print_json
 from logstore.cli.times import format_timestamp
 from logstore.sink_commits import CommittedVersion
 
@@ -33,9 +33,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "forget-sink",
         help="forget what a sink has committed",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    stores.add_store_arguments(parser, writes=True)
+    stores.add_store_arguments(parser, writes=True, prints_each="sink")
     parser.add_argument("sink", help="the sink's id")
     parser.add_argument("--topic", help="only what it has committed to this topic")
     parser.add_argument("--yes", action="store_true", help="do it")
@@ -73,7 +72,7 @@ def print_sinks(path: Path, *, as_json: bool) -> None:
 def print_sink(sink: CommittedVersion, *, as_json: bool) -> None:
     """Print one sink and topic on a line."""
     if as_json:
-        print(json.dumps(sink._asdict(), separators=(",", ":")))
+        print_json(sink._asdict())
         return
     print(
         f"{sink.topic}  sink {sink.sink_id}  version {sink.version}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.stores import add_store_arguments, check_is_store, open_store
-from logstore.cli.transfer import how_it_came, offsets_by_name, print_fields, transfer_progress
+from logstore.cli.transfer import add_dest, offsets_by_name, summary, transfer_progress
 
 EXAMPLE = """\
 examples:
@@ -32,10 +32,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "snapshot",
         help="make a store of what a store is now, sharing its segments",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_store_arguments(parser, writes=True)
-    parser.add_argument("dest", type=Path, help="where it goes; nothing is there, or nothing in it")
+    add_store_arguments(parser, writes=True, prints_each="store")
+    add_dest(parser)
     parser.add_argument(
         "--base",
         type=Path,
@@ -54,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ):
         found = store.snapshot(arguments.dest, base=arguments.base, progress=show)
     if arguments.json:
-        print_fields(
+        print_json(
             {
                 "path": found.path,
                 "taken_ms": found.taken_ms,
@@ -66,6 +65,5 @@ def _run(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
-    how = how_it_came(found.linked_bytes, found.copied_bytes, found.copied_because)
-    print(f"{found.path}: {counted(len(found.end_offsets), 'partition')}; {how}")
+    print(summary(found))
     return 0

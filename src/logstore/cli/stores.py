@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import logstore
+from logstore.cli.json_lines import print_json
 from logstore.opening import Mode
 
 
-def add_store_arguments(parser: argparse.ArgumentParser, *, writes: bool) -> None:
-    """Add the arguments that say which store."""
+def add_store_arguments(
+    parser: argparse.ArgumentParser, *, writes: bool, prints_each: str = "topic"
+) -> None:
+    """Add the arguments that say which store, and ``--json``."""
     parser.add_argument("store", type=Path, help="the store's directory, such as data")
     parser.add_argument(
         "--log-dir",
@@ -30,7 +32,9 @@ def add_store_arguments(parser: argparse.ArgumentParser, *, writes: bool) -> Non
             metavar="SECONDS",
             help="how long to wait for another writer to finish (default: not at all)",
         )
-    parser.add_argument("--json", action="store_true", help="one JSON object for each topic")
+    parser.add_argument(
+        "--json", action="store_true", help=f"one JSON object for each {prints_each}"
+    )
 
 
 def add_config_argument(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +108,7 @@ def describe(store: logstore.LogStore, name: str) -> dict[str, Any]:
 def print_topic(fields: dict[str, Any], *, as_json: bool) -> None:
     """Print a topic on a line."""
     if as_json:
-        print(json.dumps(fields, separators=(",", ":")))
+        print_json(fields)
         return
     count = fields["partitions"]
     parts = [fields["topic"], "1 partition" if count == 1 else f"{count} partitions"]

@@ -24,7 +24,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "takeover",
         help="take over the settings of a broker's topics from its metadata",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stores.add_store_arguments(parser, writes=True)
     parser.add_argument(

@@ -22,7 +22,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "topics",
         help="list the topics of a store",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     stores.add_store_arguments(parser, writes=False)
     parser.set_defaults(run=_run)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from logstore.checkpoint import TopicPartition
+from logstore.cli.counted import counted
 from logstore.cli.progress import progress
+from logstore.restoring import Restored
+from logstore.snapshot import Snapshot
+
+
+def add_dest(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says where the store goes."""
+    parser.add_argument("dest", type=Path, help="where it goes; nothing is there, or nothing in it")
 
 
 @contextmanager
@@ -34,12 +41,10 @@ def offsets_by_name(offsets: Mapping[TopicPartition, int]) -> dict[str, int]:
     return {str(place): offset for place, offset in sorted(offsets.items())}
 
 
-def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one JSON object."""
-    print(json.dumps(fields, separators=(",", ":")))
-
-
-def how_it_came(linked_bytes: int, copied_bytes: int, because: str | None) -> str:
-    """Return what was linked and copied, in words."""
-    text = f"{linked_bytes:,} bytes linked, {copied_bytes:,} copied"
+def summary(made: Snapshot | Restored) -> str:
+    """Return what was made, and how its files came to be there, in words."""
+    partitions = counted(len(made.end_offsets), "partition")
+    how = f"{made.linked_bytes:,} bytes linked, {made.copied_bytes:,} copied"
+    text = f"{made.path}: {partitions}; {how}"
+    because = made.copied_because
     return text if because is None else f"{text} (files could not be linked: {because})"

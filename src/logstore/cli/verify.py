@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
 from logstore.inspection import Damage, find_partitions, segment_paths
 from logstore.state_verification import verify_root
@@ -32,7 +31,6 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "verify",
         help="read everything and name every damage; changes nothing",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, nargs="+", help="a partition or a log directory")
     parser.add_argument("--json", action="store_true", help="one JSON object for each damage")
@@ -76,5 +74,4 @@ def _print(damage: Damage, *, as_json: bool) -> None:
         return
     fields = damage._asdict() | {"file": str(damage.path)}
     del fields["path"]
-    json.dump(fields, sys.stdout, separators=(",", ":"))
-    print()
+    print_json(fields)
