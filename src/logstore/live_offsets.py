@@ -63,7 +63,7 @@ import struct
 import sys
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore._native import (
     LIVE_BYTES,
@@ -225,6 +225,20 @@ class LiveFile:
             self.close()
 
 
+class ShownMarks(NamedTuple):
+    """
+    The marks of a log as they are shown; the attributes are those of ``PageOffsets``.
+
+    A page has them from its first moment on: a reader is woken by the opening itself, and without
+    the first unstable offset it would deliver what a killed writer left undecided.
+    """
+
+    log_start_offset: int
+    high_watermark: int
+    first_unstable_offset: int
+    recovery_point: int
+
+
 class LiveOffsets:
     """
     The writer's end: shows where its log stands.
@@ -252,15 +266,14 @@ class LiveOffsets:
         active_base_offset: int,
         size_bytes: int,
         log_end_offset: int,
-        log_start_offset: int,
-        recovery_point: int,
+        marks: ShownMarks,
         before: LiveOffsets | None = None,
         files: Files = REAL_FILES,
     ) -> LiveOffsets | None:
         """
         Begin to show a log's offsets; None, with a warning, if that is not possible here.
 
-        The caller is the log's only writer. ``before`` is what it has shown in a file that was
+        The caller is the log's only writer. ``marks`` are those of now. ``before`` is what it has shown in a file that was
         deleted: the truncations in there are taken along. A process shows a quarter as many logs as
         it may have files open: each keeps one.
         """
@@ -284,10 +297,7 @@ class LiveOffsets:
                 size_bytes=size_bytes,
                 offset_entry_count=NOT_SET,
                 time_entry_count=NOT_SET,
-                log_start_offset=log_start_offset,
-                high_watermark=NOT_SET,
-                first_unstable_offset=NOT_SET,
-                recovery_point=recovery_point,
+                **marks._asdict(),
                 truncation_count=0,
                 writer_pid=os.getpid(),
                 pid_namespace=pid_namespace(),
@@ -322,25 +332,9 @@ class LiveOffsets:
         """Whether readers of other handles may hold bytes of the log's files."""
         return self._file.has_readers
 
-    def set_marks(
-        self,
-        *,
-        log_start_offset: int,
-        high_watermark: int | None,
-        first_unstable_offset: int | None,
-        recovery_point: int,
-    ) -> None:
-        """Show what has moved; None: the log end, none."""
-        self.page.set_marks(
-            self._offsets._replace(
-                log_start_offset=log_start_offset,
-                high_watermark=NOT_SET if high_watermark is None else high_watermark,
-                first_unstable_offset=(
-                    NOT_SET if first_unstable_offset is None else first_unstable_offset
-                ),
-                recovery_point=recovery_point,
-            )
-        )
+    def set_marks(self, marks: ShownMarks) -> None:
+        """Show what has moved."""
+        self.page.set_marks(self._offsets._replace(**marks._asdict()))
 
     def place(self, active_base_offset: int, size_bytes: int) -> None:
         """Show that another segment is active, or that it has become shorter."""

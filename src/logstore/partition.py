@@ -467,7 +467,6 @@ class Partition(NativeLog):
         self._writer_epoch = writer_epoch
         with self._lock, self._writer.exclusive():
             active = self._local_log.active_segment
-            offsets = self.offsets
             before = self._live
             live = LiveOffsets.create(
                 self._directory,
@@ -475,9 +474,8 @@ class Partition(NativeLog):
                 writer_epoch=writer_epoch,
                 active_base_offset=active.base_offset,
                 size_bytes=active.size_bytes,
-                log_end_offset=offsets.log_end_offset,
-                log_start_offset=offsets.log_start_offset,
-                recovery_point=offsets.recovery_point,
+                log_end_offset=self.log_end_offset,
+                marks=self._watermarks.shown_marks,
                 before=before,
                 files=self._files,
             )

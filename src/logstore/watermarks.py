@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from logstore.file_records import LogOffsetMetadata
+from logstore.live_offsets import NOT_SET, ShownMarks
 
 if TYPE_CHECKING:
     from logstore._native import Flusher
@@ -302,23 +303,22 @@ class Watermarks:
             assert marks.high_watermark.message_offset <= log_end_offset
         self._marks = marks
         if self._live is not None:
-            self._show()
+            self._live.set_marks(self.shown_marks)
 
     def show_in(self, live: LiveOffsets | None) -> None:
-        """Let other processes see the marks from now on, or no more."""
+        """Let other processes see each move from now on, or no more; they see the marks of now."""
         self._live = live
-        if live is not None:
-            self._show()
 
-    def _show(self) -> None:
-        assert self._live is not None
+    @property
+    def shown_marks(self) -> ShownMarks:
+        """What other processes are to see of the marks."""
         marks, unstable = self._marks, self._marks.first_unstable_offset
-        self._live.set_marks(
+        return ShownMarks(
             log_start_offset=marks.log_start_offset,
             high_watermark=(
-                None if self.mode == "log_end" else marks.high_watermark.message_offset
+                NOT_SET if self.mode == "log_end" else marks.high_watermark.message_offset
             ),
-            first_unstable_offset=None if unstable is None else unstable.message_offset,
+            first_unstable_offset=NOT_SET if unstable is None else unstable.message_offset,
             recovery_point=self._flusher.recovery_point,
         )
 

@@ -17,15 +17,19 @@ import pytest
 
 import logstore
 from logstore import live_offsets
-from logstore._native import LIVE_BYTES, wait_any
+from logstore._native import LIVE_BYTES, LivePage, wait_any
+from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.live_offsets import (
     HEADER,
     LIVE_OFFSETS_FILE,
+    NOT_SET,
     LiveOffsets,
     Machine,
+    ShownMarks,
     is_foreign_writer,
     open_live_file,
 )
+from logstore.records_builder import encode_batch, end_transaction_marker
 from logstore.simulated_files import FailingFiles
 from logstore.truncations import TARGETS_MAX, Truncations
 
@@ -131,8 +135,7 @@ class TestFormat:
             active_base_offset=0,
             size_bytes=0,
             log_end_offset=0,
-            log_start_offset=0,
-            recovery_point=0,
+            marks=ShownMarks(0, NOT_SET, NOT_SET, 0),
             files=files,
         )
         assert live is None
@@ -161,6 +164,34 @@ class TestMoves:
             shown = file.page.load()
             assert (3, 5, 5) == (shown.high_watermark, shown.recovery_point, shown.log_end_offset)
             file.close()
+
+    @pytest.mark.parametrize("high_watermark", ["log_end", "replicas"])
+    def test_the_first_moment_has_the_marks(self, path, monkeypatch, high_watermark):
+        """Readers are woken by the opening of the page: nothing undecided is shown as committed."""
+        producer = {"producer_id": 7, "producer_epoch": 0}
+        undecided = encode_batch(
+            [(None, 1, None, b"t", ())], base_sequence=0, is_transactional=True, **producer
+        )
+        config = {"transaction.partition.verification.enable": False}
+        with logstore.open(path, config=config, high_watermark=high_watermark) as log:
+            log.append(b"a")
+            log.append_batches(undecided, leader_epoch=0)
+        at_first = []
+        opened = LivePage.open
+
+        def look(page, header, offsets):
+            opened(page, header, offsets)
+            at_first.append(page.load())
+
+        monkeypatch.setattr(LivePage, "open", look)
+        with logstore.open(path, high_watermark=high_watermark) as log:
+            shown = log.live_page.load()
+            assert [shown] == at_first
+            assert 1 == shown.first_unstable_offset
+            marker = end_transaction_marker(
+                EndTransactionMarker(ControlRecordType.ABORT, 0), timestamp=1, **producer
+            )
+            log.append_batches(marker, leader_epoch=0, origin="coordinator")
 
     def test_truncation(self, log, file):
         """The count rises by two; the lowest target since a count is known."""
