@@ -273,9 +273,9 @@ class LiveOffsets:
         """
         Begin to show a log's offsets; None, with a warning, if that is not possible here.
 
-        The caller is the log's only writer. ``marks`` are those of now. ``before`` is what it has shown in a file that was
-        deleted: the truncations in there are taken along. A process shows a quarter as many logs as
-        it may have files open: each keeps one.
+        The caller is the log's only writer. ``marks`` are those of now. ``before`` is what it has
+        shown in a file that was deleted: the truncations in there are taken along. A process shows
+        a quarter as many logs as it may have files open: each keeps one.
         """
         path = os.path.join(directory, LIVE_OFFSETS_FILE)
         if len(_held_files) >= _shown_logs_max():
