@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import kafka_broker
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from patience import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.skipif(
     kafka_broker.missing() is not None, reason=f"no broker: {kafka_broker.missing()}"
@@ -26,14 +26,16 @@ def test_it_keeps_its_records_from_one_start_to_the_next(tmp_path):
         cluster_id = broker.cluster_id
         producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
         producer.produce("orders", b"one", partition=1)
-        assert 0 == producer.flush(30)
+        assert 0 == producer.flush(PATIENCE_SECONDS)
     assert 2 == sum(1 for path in (*tmp_path.glob("a/orders-*"), *tmp_path.glob("b/orders-*")))
 
     with kafka_broker.kafka_broker(tmp_path, log_dirs=[tmp_path / "a", tmp_path / "b"]) as broker:
         assert cluster_id == broker.cluster_id
         consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g"})
         consumer.assign([TopicPartition("orders", 1, 0)])
-        assert [b"one"] == [found.value() for found in consumer.consume(1, timeout=30)]
+        assert [b"one"] == [
+            found.value() for found in consumer.consume(1, timeout=PATIENCE_SECONDS)
+        ]
         consumer.close()
         broker.kill()
 
@@ -56,10 +58,7 @@ def test_it_ends_with_the_test_that_started_it(tmp_path):
         host, _, port = process.stdout.readline().strip().partition(":")
         assert listens(host, int(port))
         process.kill()
-    deadline = time.monotonic() + 30
-    while listens(host, int(port)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not listens(host, int(port))
+    until(lambda: not listens(host, int(port)))
 
 
 def listens(host, port):

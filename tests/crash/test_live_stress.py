@@ -23,6 +23,7 @@ import time
 import traceback
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 import logstore
 
@@ -68,7 +69,7 @@ def write(path, journal, seed):
     chance = random.Random(seed)
     life = max(journal.look(), default=0)
     while True:
-        with logstore.open(path, config=CONFIG, lock_timeout=5.0) as log:
+        with logstore.open(path, config=CONFIG, lock_timeout=PATIENCE_SECONDS) as log:
             end = log.log_end_offset
             assert end >= journal.acknowledged(), (end, journal.acknowledged())
             life += 1
@@ -210,7 +211,7 @@ def fork(work, path, journal, errors):
     return pid
 
 
-@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.timeout(SECONDS + 5 * PATIENCE_SECONDS)
 def test_readers_beside_a_writer_that_changes_everything(tmp_path):
     """No torn, misplaced, rolled back, repeated or skipped record; no crash; nothing lost."""
     print(f"LOGSTORE_STRESS_SEED={SEED}")

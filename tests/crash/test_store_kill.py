@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 import logstore
 from logstore.errors import LockedError
@@ -47,7 +48,7 @@ def test_killed(tmp_path, lines):
                 assert live >= int(said)
         writer.send_signal(signal.SIGKILL)
     acknowledged = int(said) if lines > 1 else 0
-    with logstore.open_store(*paths, lock_timeout=10) as store:
+    with logstore.open_store(*paths, lock_timeout=PATIENCE_SECONDS) as store:
         assert [] == [str(report) for report in store.errors]
         assert [] == list(store.check())
         if "orders" not in store:

@@ -8,6 +8,7 @@ import inspect
 import threading
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 import logstore
 import logstore.aio
@@ -181,7 +182,7 @@ def test_cancellations_at_a_high_rate(path):
                     take(aiter(one).__anext__, singles),
                     take(many.batch, batches),
                 ),
-                60,
+                4 * PATIENCE_SECONDS,
             )
             records = log.read()
             while len(reads) < 400:
@@ -220,7 +221,12 @@ def test_follow(path):
         ):
 
             async def take(each):
-                return [record.value async for record in each.follow(timeout=0.5)]
+                values = []
+                async for record in each.follow(timeout=PATIENCE_SECONDS):
+                    values.append(record.value)
+                    if len(values) == 20:
+                        break
+                return values
 
             tasks = [asyncio.create_task(take(each)) for each in (log, reader)]
             await asyncio.sleep(0)
@@ -241,7 +247,7 @@ def test_a_wait_does_not_hold_up_the_loop(path):
 
     async def main():
         async with await logstore.aio.open(path) as log:
-            waiting = asyncio.create_task(log.follow(timeout=5).batch())
+            waiting = asyncio.create_task(log.follow(timeout=PATIENCE_SECONDS).batch())
             for _ in range(5):
                 await asyncio.sleep(0.001)
             await log.append(b"x")
@@ -261,7 +267,7 @@ def test_a_cancelled_read_loses_nothing(path):
             class Slow(RecordIterator):
                 def _next_block(self):
                     started.set()
-                    assert may_go_on.wait(10)
+                    assert may_go_on.wait(PATIENCE_SECONDS)
                     return super()._next_block()
 
             records = logstore.aio.AsyncRecords(lambda: Slow(log.log, 0, None, "read_committed"))
@@ -330,7 +336,7 @@ def test_a_cancelled_open_leaves_no_writer(path):
             opening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await (await opening).close()
-            async with await logstore.aio.open(path, lock_timeout=10) as log:
+            async with await logstore.aio.open(path, lock_timeout=PATIENCE_SECONDS) as log:
                 assert turns == await log.append(b"x")
 
     asyncio.run(main())
@@ -373,7 +379,7 @@ def test_trio(path):
         with logstore.open(path) as log, logstore.open(path, "r") as other:
             found = [[], []]
             followers = [log.follow(), other.follow()]
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE_SECONDS):
                 async with trio.open_nursery() as nursery:
                     for each, values in zip(followers, found, strict=True):
                         nursery.start_soon(take, each, values)

@@ -11,9 +11,9 @@ import select
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from patience import PATIENCE_SECONDS, until
 
 import logstore
 from logstore.cli import COMMANDS, build_parser, main
@@ -42,7 +42,7 @@ def run(*arguments, data=None, **options):
         [*COMMAND, *map(str, arguments)],
         input=data,
         capture_output=True,
-        timeout=60,
+        timeout=2 * PATIENCE_SECONDS,
         check=False,
         **options,
     )
@@ -218,12 +218,7 @@ class TestAppend:
             process.stdin.write(b"".join(b"%d\n" % n for n in range(2_500)))
             process.stdin.flush()
             segment = path / f"{0:020d}.log"
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:
-                if segment.exists() and record_count(segment) == 2_500:
-                    break
-                time.sleep(0.02)
-            assert 2_500 == record_count(segment)
+            until(lambda: segment.exists() and record_count(segment) == 2_500)
             process.stdin.write(b"late")
             process.stdin.close()
             assert b"appended 2,501 records: offsets 0 to 2500\n" == process.stdout.read()
@@ -250,13 +245,9 @@ class TestAppend:
             process.stdin.write(b"one\ntwo\n")
             process.stdin.flush()
             segment = path / f"{0:020d}.log"
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline and not (
-                segment.exists() and record_count(segment) == 2
-            ):
-                time.sleep(0.02)
+            until(lambda: segment.exists() and record_count(segment) == 2)
             process.send_signal(signal.SIGINT)
-            output, error = process.communicate(timeout=20)
+            output, error = process.communicate(timeout=PATIENCE_SECONDS)
         assert b"appended 2 records: offsets 0 to 1\n" == output
         assert b"" == error
         assert 130 == process.returncode
@@ -285,7 +276,7 @@ def on_terminal(*arguments, path=None):
     )
     os.close(child)
     written = b""
-    while select.select([parent], [], [], 30)[0]:
+    while select.select([parent], [], [], PATIENCE_SECONDS)[0]:
         try:
             data = os.read(parent, 65536)
         except OSError:  # Linux: the other side is closed.
@@ -294,7 +285,7 @@ def on_terminal(*arguments, path=None):
             break
         written += data
     os.close(parent)
-    return written, process.wait(30)
+    return written, process.wait(PATIENCE_SECONDS)
 
 
 class TestTerminalAndPipe:
@@ -334,7 +325,10 @@ class TestTerminalAndPipe:
             log.extend([b"x" * 100] * 20_000)
         script = f'"$0" -m logstore read "{path}" | head -1; echo "${{PIPESTATUS[0]}}" >&2'
         found = subprocess.run(
-            ["bash", "-c", script, sys.executable], capture_output=True, timeout=60, check=True
+            ["bash", "-c", script, sys.executable],
+            capture_output=True,
+            timeout=2 * PATIENCE_SECONDS,
+            check=True,
         )
         assert b"x" * 100 + b"\n" == found.stdout
         assert b"0\n" == found.stderr

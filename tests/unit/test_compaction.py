@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_SECONDS, until
 
 import logstore
 from logstore.cleaner_config import CleanerConfig
@@ -227,7 +228,7 @@ class TestManager:
         assert log is logs.grabbed(manager)
         pausing = threading.Thread(target=manager.abort_and_pause_cleaning, args=(log,))
         pausing.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             try:
                 manager.check_cleaning_aborted(log)
@@ -236,7 +237,7 @@ class TestManager:
             time.sleep(0.001)
         assert pausing.is_alive()
         manager.done_cleaning(log)
-        pausing.join(10)
+        pausing.join(PATIENCE_SECONDS)
         assert not pausing.is_alive()
         assert None is logs.grabbed(manager)
         manager.resume_cleaning(log)
@@ -335,10 +336,7 @@ class TestLogCleaner:
         cleaner._check_done = check_done
         cleaner.start()
         logs.scheduler.advance_to(NOW_MS + 15_000)
-        deadline = time.monotonic() + 20
-        while cleaner.is_working and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not cleaner.is_working
+        until(lambda: not cleaner.is_working)
         assert [1] * 4 == [len(list(log.read())) for log in opened]
         assert names <= {"kafka-log-cleaner-thread-0", "kafka-log-cleaner-thread-1"}
         cleaner.shutdown()
@@ -355,19 +353,18 @@ class TestLogCleaner:
 
         def check_done(each):
             entered.set()
-            go_on.wait(20)
+            go_on.wait(PATIENCE_SECONDS)
             seen(each)
 
         cleaner._check_done = check_done
         cleaner.start()
         logs.scheduler.advance_to(NOW_MS + 1000)
-        assert entered.wait(20)
+        assert entered.wait(PATIENCE_SECONDS)
         stopping = threading.Thread(target=cleaner.shutdown)
         stopping.start()
-        while not cleaner._is_stopping:
-            time.sleep(0.001)
+        until(lambda: cleaner._is_stopping)
         go_on.set()
-        stopping.join(20)
+        stopping.join(PATIENCE_SECONDS)
         assert not stopping.is_alive()
         assert 30 == len(list(log.read()))
         assert not [name for name in os.listdir(log.directory) if "cleaned" in name]

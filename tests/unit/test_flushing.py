@@ -6,10 +6,10 @@ import contextlib
 import errno
 import gc
 import threading
-import time
 import weakref
 
 import pytest
+from patience import PATIENCE_SECONDS, until
 
 from logstore._native import Flusher, Writer
 from logstore.clock import ManualClock
@@ -19,8 +19,6 @@ from logstore.flushing import GroupCommit, Poison
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
-
-PATIENCE_SECONDS = 60.0  # Then it is not slow, but wrong.
 
 
 class SlowDevice:
@@ -58,9 +56,7 @@ def waiting(device, offsets):
     before = device.group.waiting_count
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while device.group.waiting_count < before + len(offsets):
-        assert time.monotonic() < deadline
+    until(lambda: device.group.waiting_count >= before + len(offsets))
     return threads, errors
 
 
@@ -171,9 +167,7 @@ class TestLog:
             assert 10 == flusher.begin(10)
             waits = threading.Thread(target=log.flush)
             waits.start()
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while flusher.waiting_count == 0:
-                assert time.monotonic() < deadline
+            until(lambda: flusher.waiting_count > 0)
             log._flush_below(10)
             flusher.end(failed=False)
             waits.join()

@@ -8,10 +8,10 @@ import os
 import resource
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from patience import until
 from sampling import stride
 
 import logstore
@@ -643,10 +643,7 @@ class TestInterruptions:
             files.fail(None, errno.EIO, at=at)
             with contextlib.suppress(StorageError):
                 opened(path, files=files).abandon()
-        deadline = time.monotonic() + 10
-        while threads < threading.active_count() and time.monotonic() < deadline:
-            time.sleep(0.01)  # They end by themselves.
-        assert threads == threading.active_count()
+        until(lambda: threading.active_count() <= threads)  # They end by themselves.
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_full_disk(self, path, kind):

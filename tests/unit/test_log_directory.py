@@ -76,15 +76,18 @@ class TestHeldCheckpoint:
         """Many partitions at the same time: not a write for each."""
         held = HeldCheckpoint(str(tmp_path / "c"), files)
         files.gate.clear()
+        is_set = threading.Barrier(21)
 
         def note(number):
             held.set(TopicPartition("t", number), number)
+            is_set.wait()
             held.write()
             assert number == OffsetCheckpointFile(tmp_path / "c").read()["t", number]
 
         threads = [threading.Thread(target=note, args=(number,)) for number in range(20)]
         for thread in threads:
             thread.start()
+        is_set.wait()
         files.gate.set()
         for thread in threads:
             thread.join()

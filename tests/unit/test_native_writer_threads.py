@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+from patience import PATIENCE_SECONDS
 
 from logstore._native import (
     Columns,
@@ -113,7 +114,7 @@ class Crowd:
         state = self.writer.detach()
         self.is_closing = True
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_SECONDS)
         assert not any(thread.is_alive() for thread in threads)
         return state
 
@@ -214,7 +215,7 @@ class TestThreads:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
         state = writer.state()
         values = values_of(fds[0], state.size_bytes)
         for first, given in appended:
@@ -311,7 +312,9 @@ class TestFork:
         """
         command = [sys.executable, "-W", "ignore", "-c"]
         script = textwrap.dedent(prelude) + textwrap.dedent(code)
-        return subprocess.run([*command, script], check=False, capture_output=True, timeout=60)
+        return subprocess.run(
+            [*command, script], check=False, capture_output=True, timeout=PATIENCE_SECONDS
+        )
 
     def test_a_child_does_not_write(self, tmp_path, monkeypatch):
         """Everything that writes says that the handle is the parent's; the parent goes on."""

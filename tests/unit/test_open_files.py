@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 from sampling import IS_NIGHTLY
 
 from logstore.clock import ManualClock
@@ -235,7 +236,7 @@ class TestThreads:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_SECONDS)
         assert failures == []
         assert not any(thread.is_alive() for thread in threads)
         for log, values in zip(logs, appended, strict=True):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 import logstore
 from logstore.checkpoint import CleanShutdownFile
@@ -65,7 +66,7 @@ class TestModes:
 
         with ThreadPoolExecutor(4) as pool:
             for made in [pool.submit(make_all) for _ in range(4)]:
-                made.result(timeout=30)
+                made.result(timeout=PATIENCE_SECONDS)
         assert all(path.is_dir() for path in paths)
 
     def test_exclusive(self, path):

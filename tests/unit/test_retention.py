@@ -11,6 +11,7 @@ import threading
 from typing import NamedTuple
 
 import pytest
+from patience import PATIENCE_SECONDS
 
 from logstore.append_times import APPEND_TIMES_FILE, append_time, noted
 from logstore.clock import ManualClock
@@ -246,7 +247,7 @@ class TestNominations:
                     target=log.append, args=(b"w",), kwargs={"timestamp": NOW_MS}
                 )
                 thread.start()
-                thread.join(10)
+                thread.join(PATIENCE_SECONDS)
                 assert not thread.is_alive()
 
         monkeypatch.setattr(LogSegment, "headers", meanwhile)
@@ -438,4 +439,4 @@ def test_readers_elsewhere(session):
         held = log[0]
         assert 2 == log.delete_old_segments()
         assert held.value.endswith(b"0")
-        assert "2 3\n" == reader.communicate("go\n", timeout=30)[0]
+        assert "2 3\n" == reader.communicate("go\n", timeout=PATIENCE_SECONDS)[0]

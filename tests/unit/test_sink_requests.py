@@ -10,10 +10,11 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_SECONDS, until
 from staged_records import stage, staged
 
 import logstore
-from logstore.clock import ManualClock
+from logstore.clock import ManualClock, SystemClock
 from logstore.errors import (
     InconsistentTopicIdError,
     LockedError,
@@ -123,11 +124,20 @@ def test_the_holder_closes(path):
     done = []
     thread = threading.Thread(target=lambda: done.append(commit_staged([path], "q", 0, [file])))
     thread.start()
-    while not any(name.startswith(REQUEST_PREFIX) for name in os.listdir(path)):
-        time.sleep(0.005)
+    until(lambda: any(name.startswith(REQUEST_PREFIX) for name in os.listdir(path)))
     holder.close()
     thread.join()
     assert ([SinkCommit({"t": 1}, ())], []) == (done, leftovers(path))
+
+
+class HastyClock(SystemClock):
+    """Goes right until it is set ahead."""
+
+    def __init__(self):
+        self.ahead_seconds = 0.0
+
+    def monotonic(self):
+        return super().monotonic() + self.ahead_seconds
 
 
 def test_the_holder_takes_long(path, monkeypatch):
@@ -135,13 +145,16 @@ def test_the_holder_takes_long(path, monkeypatch):
     holder = logstore.open_store(path, config=FEW)
     commit = holder._sinks.commit
 
+    clock = HastyClock()
+
     def slowly(*arguments, **options):
-        time.sleep(0.6)
+        clock.ahead_seconds = 2 * PATIENCE_SECONDS
+        time.sleep(0.3)
         return commit(*arguments, **options)
 
     monkeypatch.setattr(holder._sinks, "commit", slowly)
     file = stage(path, "q", 0, {("t", 0): [b"1"]})
-    done = commit_staged([path], "q", 0, [file], timeout_seconds=0.3)
+    done = commit_staged([path], "q", 0, [file], timeout_seconds=PATIENCE_SECONDS, clock=clock)
     assert SinkCommit({"t": 1}, ()) == done
     holder.close()
     assert ([b"1"], []) == (values(path), leftovers(path))

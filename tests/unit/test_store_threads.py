@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE_SECONDS, until
 
 import logstore
 from logstore.errors import ClosedError, OfflineError, TopicExistsError, UnknownTopicError
@@ -80,10 +81,11 @@ def test_everything_at_once(tmp_path):
     for each in threads:
         each.start()
     time.sleep(SECONDS)
+    until(lambda: all(acknowledged) or failures)
     store.close()
     stop.set()
     for each in threads:
-        each.join(30)
+        each.join(PATIENCE_SECONDS)
         assert not each.is_alive()
     if failures:
         raise failures[0]
@@ -110,6 +112,6 @@ def test_closed_twice_at_once(tmp_path, times):
         for each in threads:
             each.start()
         for each in threads:
-            each.join(30)
+            each.join(PATIENCE_SECONDS)
             assert not each.is_alive()
         assert (tmp_path / str(n) / ".kafka_cleanshutdown").exists()
