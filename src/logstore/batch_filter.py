@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore._native import CLEAN_END, RecordFilter
-from logstore.compression import CompressionType, compress
+from logstore.compression import CompressionType
 from logstore.control_record import ControlRecordType
 from logstore.errors import CorruptRecordError
 from logstore.legacy import LegacyEntry, rebuild_entry
 from logstore.record import BATCH_OVERHEAD, RecordBatch, empty_batch, encode_batch
-from logstore.records_builder import attributes_of, seal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -180,26 +179,13 @@ class BatchFilter:
             return Retained(_shell_of(batch) if self._keeps_shell(batch) else b"", count, 0)
         if found.is_unchanged:
             return Retained(batch.data, count, count)
-        codec = batch.compression_type
-        stored = section if codec is CompressionType.NONE else compress(codec, section)
-        rebuilt = seal(
-            stored,
-            base_offset=batch.base_offset,
-            last_offset=batch.last_offset,
-            leader_epoch=batch.leader_epoch,
-            attributes=attributes_of(
-                codec,
-                batch.timestamp_type,
-                is_transactional=batch.is_transactional,
-                is_control=False,
-                has_delete_horizon=found.has_horizon,
-            ),
+        rebuilt = batch.with_section(
+            section,
+            batch.compression_type,
+            record_count=retained_count,
             base_timestamp=found.base_timestamp,
             max_timestamp=found.max_timestamp,
-            producer_id=batch.producer_id,
-            producer_epoch=batch.producer_epoch,
-            base_sequence=batch.base_sequence,
-            record_count=retained_count,
+            has_delete_horizon=found.has_horizon,
         )
         return Retained(rebuilt, count, retained_count)
 

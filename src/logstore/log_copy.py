@@ -16,12 +16,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore._native import SCAN_STOP_END, SCAN_STOP_TORN, Buffer, scan_batches
-from logstore.compression import CompressionType, compress
+from logstore.compression import CompressionType
 from logstore.errors import CorruptRecordError, LogExistsError, OffsetOutOfRangeError
 from logstore.legacy import LegacyEntry
 from logstore.readable_log import Isolation, Start, start_offset, stop_offset
 from logstore.record import RecordBatch, encode_batch, increment_sequence, iterate_batches
-from logstore.records_builder import INT32_MAX, attributes_of, seal
+from logstore.records_builder import INT32_MAX
 from logstore.timestamp_type import NO_TIMESTAMP, TimestampType
 
 if TYPE_CHECKING:
@@ -212,25 +212,13 @@ def _rewritten(
 
 
 def _recompressed(batch: RecordBatch, codec: CompressionType) -> bytes:
-    section = batch.section()
-    return seal(
-        section if codec is CompressionType.NONE else compress(codec, section),
-        base_offset=batch.base_offset,
-        last_offset=batch.last_offset,
-        leader_epoch=batch.leader_epoch,
-        attributes=attributes_of(
-            codec,
-            batch.timestamp_type,
-            is_transactional=batch.is_transactional,
-            is_control=False,
-            has_delete_horizon=batch.delete_horizon_ms is not None,
-        ),
+    return batch.with_section(
+        batch.section(),
+        codec,
+        record_count=batch.record_count,
         base_timestamp=batch.base_timestamp,
         max_timestamp=batch.max_timestamp,
-        producer_id=batch.producer_id,
-        producer_epoch=batch.producer_epoch,
-        base_sequence=batch.base_sequence,
-        record_count=batch.record_count,
+        has_delete_horizon=batch.delete_horizon_ms is not None,
     )
 
 

@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from logstore._native import Buffer, Record, crc32c, fill_records, view_of
-from logstore.compression import DECOMPRESSED_BYTES_MAX, CompressionType, decompress
+from logstore.compression import DECOMPRESSED_BYTES_MAX, CompressionType, compress, decompress
 from logstore.control_record import (
     ControlMessage,
     ControlRecordType,
@@ -72,11 +72,13 @@ from logstore.records_builder import (
     TRANSACTIONAL_FLAG,
     Headers,
     RecordFields,
+    attributes_of,
     control_batch,
     empty_batch,
     encode_batch,
     end_transaction_marker,
     leader_change,
+    seal,
 )
 from logstore.timestamp_type import NO_TIMESTAMP, TimestampType
 
@@ -337,6 +339,50 @@ class RecordBatch:
             leader_epoch=self.leader_epoch,
             start_offset=_INT64_MIN,  # A damaged base offset can be negative.
             stop_offset=_INT64_MAX,
+        )
+
+    def with_section(
+        self,
+        section: Buffer,
+        codec: CompressionType,
+        *,
+        record_count: int,
+        base_timestamp: int,
+        max_timestamp: int,
+        has_delete_horizon: bool,
+    ) -> bytes:
+        """
+        Return a batch of other records with the offsets, epoch, producer and flags of this one.
+
+        Args:
+            section: The records section, not compressed.
+            codec: What it is compressed with.
+            record_count: How many records it has.
+            base_timestamp: What its timestamps are relative to; the horizon, if it has one.
+            max_timestamp: The largest, or the log append time.
+            has_delete_horizon: Whether ``base_timestamp`` is one.
+
+        Raises:
+            RecordTooLargeError: It would be larger than 2^31 - 1 bytes.
+        """
+        return seal(
+            section if codec is CompressionType.NONE else compress(codec, section),
+            base_offset=self.base_offset,
+            last_offset=self.last_offset,
+            leader_epoch=self.leader_epoch,
+            attributes=attributes_of(
+                codec,
+                self.timestamp_type,
+                is_transactional=self.is_transactional,
+                is_control=self.is_control,
+                has_delete_horizon=has_delete_horizon,
+            ),
+            base_timestamp=base_timestamp,
+            max_timestamp=max_timestamp,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            base_sequence=self.base_sequence,
+            record_count=record_count,
         )
 
     def __repr__(self) -> str:
