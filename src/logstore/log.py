@@ -123,18 +123,12 @@ class Log(UnifiedLog, Closing):
         config = LogConfig.of(config)
         if not files.exists(path):
             make_directory(path, files)
-        own_scheduler = None
-        if scheduler is None:
-            scheduler = own_scheduler = ThreadScheduler(clock)
-        with _ended_by_failure(own_scheduler):
-            metadata = PartitionMetadataFile(
-                os.path.join(path, PARTITION_METADATA_FILE), files=files
-            )
+        with _scheduler_of_log(scheduler, clock) as (background, own_scheduler):
             leader_epochs = LeaderEpochCache(
                 LeaderEpochCheckpointFile(
                     os.path.join(path, LEADER_EPOCH_FILE), create=True, files=files
                 ),
-                scheduler,
+                background,
                 os.path.basename(path),
             )
 
@@ -171,10 +165,9 @@ class Log(UnifiedLog, Closing):
                 producer_state=producer_state,
                 files=files,
                 clock=clock,
-                scheduler=scheduler,
+                scheduler=background,
                 own_scheduler=own_scheduler,
                 high_watermark=high_watermark,
-                partition_metadata=metadata,
                 checkpoints=checkpoints,
             )
             return log._begun(topic_id, high_watermark_offset)
@@ -211,6 +204,9 @@ class Log(UnifiedLog, Closing):
                 files=files,
                 clock=clock,
                 scheduler=scheduler,
+                partition_metadata=PartitionMetadataFile(
+                    os.path.join(path, PARTITION_METADATA_FILE), files=files
+                ),
                 **state,
             )
         except BaseException:
@@ -244,11 +240,8 @@ class Log(UnifiedLog, Closing):
         """
         path = os.fspath(directory)
         config = LogConfig.of(config)
-        own_scheduler = None
-        if scheduler is None:
-            scheduler = own_scheduler = ThreadScheduler(clock)
-        with _ended_by_failure(own_scheduler):
-            view = LiveView(path, config, files=files, clock=clock, scheduler=scheduler)
+        with _scheduler_of_log(scheduler, clock) as (background, own_scheduler):
+            view = LiveView(path, config, files=files, clock=clock, scheduler=background)
             loader, loaded = view.load()
             log = cls._of_loaded(
                 path,
@@ -258,12 +251,9 @@ class Log(UnifiedLog, Closing):
                 producer_state=loader.producer_state,
                 files=files,
                 clock=clock,
-                scheduler=scheduler,
+                scheduler=background,
                 own_scheduler=own_scheduler,
                 high_watermark="replicas",
-                partition_metadata=PartitionMetadataFile(
-                    os.path.join(path, PARTITION_METADATA_FILE), files=files
-                ),
                 read_only=True,
             )
             log = log._begun()
@@ -641,13 +631,22 @@ class Log(UnifiedLog, Closing):
 
 
 @contextlib.contextmanager
-def _ended_by_failure(scheduler: ThreadScheduler | None) -> Iterator[None]:
-    """End the scheduler's thread if no log comes to own it."""
+def _scheduler_of_log(
+    given: Scheduler | None, clock: Clock
+) -> Iterator[tuple[Scheduler, ThreadScheduler | None]]:
+    """
+    Give the scheduler of a log that is being made, and once more if it is to be the log's own.
+
+    The thread of its own ends if no log comes to have it.
+    """
+    if given is not None:
+        yield given, None
+        return
+    own = ThreadScheduler(clock)
     try:
-        yield
+        yield own, own
     except BaseException:
-        if scheduler is not None:
-            scheduler.shutdown()
+        own.shutdown()
         raise
 
 
