@@ -347,12 +347,6 @@ class AppendingPartition(WatermarkedPartition):
         self.refresh_fast_path()
         return segment
 
-    def _sync_producer_state(self) -> None:
-        """Let producer state know what the C append path has written."""
-        self.producer_state.update_map_end_offset(
-            max(self.producer_state.map_end_offset, self._writer.log_end_offset)
-        )
-
 
 def _assigned(
     log: AppendingPartition,

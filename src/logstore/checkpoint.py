@@ -468,7 +468,6 @@ def topic_partition_of(
 
 # ---- topic ids -----------------------------------------------------------------------------------
 
-ZERO_UUID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 _RESERVED: Final = frozenset({0, 1})  # Zero, and the id of the metadata topic.
 
 

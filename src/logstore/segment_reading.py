@@ -205,11 +205,6 @@ class ReadableSegment(SegmentFiles):
             next_offset = header.next_offset
         return next_offset
 
-    def has_overflow(self) -> bool:
-        """Whether offsets here do not fit the segment, as very old releases could write."""
-        next_offset = self.read_next_offset()
-        return next_offset > self.base_offset and not self.can_append_offset(next_offset - 1)
-
     # -- its indexes -------------------------------------------------------------------------------
 
     def take_index_entries(self) -> None:

@@ -24,7 +24,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,25 +68,6 @@ class TxnIndexSearchResult(NamedTuple):
 
     aborted_transactions: list[AbortedTxn]
     is_complete: bool
-
-
-class Completed(Protocol):
-    """A transaction that a marker has ended."""
-
-    @property
-    def producer_id(self) -> int:
-        """Whose it was."""
-        ...
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of its first record."""
-        ...
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the marker."""
-        ...
 
 
 class TransactionIndex:
@@ -265,17 +246,6 @@ class TransactionIndex:
             self._size_bytes += ENTRY_BYTES
             self._last_offset = txn.last_offset
             self._is_dirty = True
-
-    def append_completed(self, completed: Completed, last_stable_offset: int) -> None:
-        """Append the entry of a transaction that an abort marker has just ended."""
-        self.append(
-            AbortedTxn(
-                completed.producer_id,
-                completed.first_offset,
-                completed.last_offset,
-                last_stable_offset,
-            )
-        )
 
     def truncate_to(self, offset: int) -> None:
         """Remove the first entry whose last offset is >= ``offset`` and all behind it."""

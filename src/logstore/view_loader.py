@@ -27,7 +27,7 @@ from logstore.errors import ClosedError, StorageError
 from logstore.files import FileHandle
 from logstore.leader_epoch import LeaderEpochCache
 from logstore.leftovers import offset_of_file, stale_indexes
-from logstore.loader import LoadedLog, LogLoader
+from logstore.loader import LogLoader
 from logstore.producer_view import ViewProducerState
 from logstore.segment import (
     CLEANED_SUFFIX,
@@ -198,10 +198,6 @@ class ViewLoader(LogLoader):
             files=files,
             clock=clock,
         )
-
-    def load(self) -> LoadedLog:
-        """Load the log. Memory, and scratch space for what a recovery would write."""
-        return super().load()
 
     def _names(self) -> list[str]:
         return sorted(self._actual)
