@@ -17,7 +17,7 @@ Source: Kafka ``UnifiedLog.append``; spec 5.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,9 @@ from logstore.leader_epoch import LEADER_EPOCH_MAX
 from logstore.legacy import LegacyEntry
 from logstore.partition import FLUSH_MESSAGES_NEVER
 from logstore.partition_watermarks import WatermarkedPartition
+from logstore.producer_snapshot import NO_PRODUCER_ID
 from logstore.record import RecordBatch, TimestampType, iterate_batches
+from logstore.records_builder import MAGIC_V2
 from logstore.validator import LogValidator
 
 if TYPE_CHECKING:
@@ -49,9 +51,6 @@ if TYPE_CHECKING:
         VerificationGuard,
     )
     from logstore.segment import LogSegment
-
-NO_PRODUCER_ID: Final = -1
-MAGIC_V2: Final = 2
 
 
 class _Producers(NamedTuple):

@@ -41,9 +41,9 @@ from logstore.errors import (
     OffsetOutOfRangeError,
     UnsupportedCompressionTypeError,
 )
-from logstore.file_records import LOG_OVERHEAD
 from logstore.readable_log import ReadableLog
 from logstore.record import RecordBatch
+from logstore.records_builder import LOG_OVERHEAD
 from logstore.segment_walk import MALFORMED, PAGE_BYTES, SegmentWalk
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from logstore._native import BATCH_DTYPE, IndexState, index_batches, scan_batche
 from logstore.entries import EntryHeader, entry_headers
 from logstore.errors import SegmentOffsetOverflowError, StorageError
 from logstore.index import AbortedTxn, OffsetIndex, TimeIndex, TimestampOffset
+from logstore.index_file import RELATIVE_OFFSET_MAX
 from logstore.segment import (
     CLEANED_SUFFIX,
     SEGMENT_BYTES_MAX,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from logstore.files import Files
     from logstore.flushing import Poison
 
-RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 COPY_BYTES: Final = 1 << 20
 
 

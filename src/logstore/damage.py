@@ -17,23 +17,20 @@ Source: DESIGN.md D5; Kafka has only a consumer's ``seek`` behind the damage.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from logstore.errors import (
     CorruptRecordError,
     InvalidRecordError,
     UnsupportedCompressionTypeError,
 )
-from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
 from logstore.record import iterate_batches
+from logstore.records_builder import HEADER_UP_TO_MAGIC, LOG_OVERHEAD, MAGIC_V2
 
 if TYPE_CHECKING:
     from logstore.entries import EntryHeader
     from logstore.file_records import Batch
     from logstore.segment import LogSegment
-
-
-MAGIC_V2: Final = 2
 
 
 class SkippedRange(NamedTuple):

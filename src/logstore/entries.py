@@ -23,13 +23,11 @@ from typing import Final, NamedTuple
 
 from logstore.errors import CorruptRecordError
 from logstore.index import TimestampOffset
+from logstore.records_builder import BATCH_OVERHEAD, HEADER_UP_TO_MAGIC, LOG_OVERHEAD
+from logstore.timestamp_type import NO_TIMESTAMP
 
-LOG_OVERHEAD: Final = 12
-HEADER_UP_TO_MAGIC: Final = 17
 LEGACY_HEADER_BYTES: Final = 26  # Up to the end of a magic 1 message's timestamp.
-BATCH_OVERHEAD: Final = 61
 LENGTH_MIN: Final = 14  # Of a magic 0 message without key and value.
-NO_TIMESTAMP: Final = -1
 
 _PREFIX: Final = struct.Struct(">qiib")
 _V2: Final = struct.Struct(">qiibIhiqq")

@@ -35,6 +35,7 @@ from logstore.given_records import (
     columns_of,
     given_records,
 )
+from logstore.timestamp_type import NO_TIMESTAMP
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 _Write = Callable[[int, bool], int]
 
 COMPRESSIONS: Final = ("gzip", "snappy", "lz4", "zstd")
-NO_TIMESTAMP: Final = -1
 # Compressed batches are written when they have this size, so that few of them are in memory.
 PIECE_BYTES: Final = 1 << 20
 

@@ -18,6 +18,7 @@ from logstore.errors import ClosedError, CorruptRecordError, StorageError
 from logstore.files import HeldLease
 from logstore.range_sender import FileRange
 from logstore.record import iterate_batches
+from logstore.records_builder import LOG_OVERHEAD
 
 if TYPE_CHECKING:
     from logstore.file_views import FileViews
@@ -32,8 +33,6 @@ View: TypeAlias = memoryview  # By another name than the methods'.
 
 UNKNOWN_POSITION: Final = -1
 
-LOG_OVERHEAD: Final = 12  # Base offset and length: the bytes that `length` does not count.
-HEADER_UP_TO_MAGIC: Final = 17
 ENTRY_BYTES_MIN: Final = LOG_OVERHEAD + 14  # A magic 0 message.
 
 # What one read of a file fetches; a batch that is larger is read alone. PERFORMANCE.md A: from

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore._native import Buffer, Columns, take_list
+from logstore.timestamp_type import NO_TIMESTAMP
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 
@@ -32,7 +33,6 @@ SECONDS_MIN: Final = 10**8
 SECONDS_END: Final = 10**10
 MICROSECONDS_MIN: Final = 10**14
 NANOSECONDS_MIN: Final = 10**17
-NO_TIMESTAMP: Final = -1
 
 # What an iterable without length is taken in.
 CHUNK_RECORDS: Final = 65_536

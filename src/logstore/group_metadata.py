@@ -36,6 +36,7 @@ from logstore.coordinator_record import (
 )
 from logstore.errors import InvalidRecordError
 from logstore.protocol_message import Array, Field, MessageReader, MessageSchema, Struct
+from logstore.timestamp_type import NO_TIMESTAMP
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
@@ -44,7 +45,6 @@ VALUE_VERSION: Final = 4
 EXPIRING_VALUE_VERSION: Final = 1
 
 NO_LEADER_EPOCH: Final = -1
-NO_TIMESTAMP: Final = -1
 
 _OFFSET_COMMIT_KEY: Final = (
     Field("group", "string"),

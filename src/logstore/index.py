@@ -43,6 +43,7 @@ from logstore._native import (
 )
 from logstore.errors import InvalidOffsetError
 from logstore.index_file import RELATIVE_OFFSET_MAX, UINT32_MAX, IndexFile, View
+from logstore.timestamp_type import NO_TIMESTAMP
 from logstore.transaction_index import AbortedTxn, TransactionIndex, TxnIndexSearchResult
 
 __all__ = [
@@ -55,7 +56,6 @@ __all__ = [
     "TxnIndexSearchResult",
 ]
 
-NO_TIMESTAMP: Final = -1
 
 # An index up to this size is read through when it is mapped; a larger one is searched without the
 # GIL, as any search may wait for the disk.

@@ -22,19 +22,21 @@ from logstore import _native
 from logstore.checkpoint import topic_partition_of
 from logstore.errors import CorruptRecordError, LogStoreError
 from logstore.files import REAL_FILES, Files
+from logstore.index_file import RELATIVE_OFFSET_MAX
 from logstore.legacy import LegacyEntry
 from logstore.record import RecordBatch, iterate_batches
+from logstore.records_builder import (
+    BATCH_OVERHEAD,
+    CODEC_MASK,
+    CONTROL_FLAG,
+    HEADER_UP_TO_MAGIC,
+    LOG_OVERHEAD,
+    TRANSACTIONAL_FLAG,
+)
 
 CHUNK_BYTES = 4 << 20
 ENTRY_BYTES_MAX = 2**31 - 1
-HEADER_UP_TO_MAGIC = 17
-LOG_OVERHEAD = 12
-BATCH_OVERHEAD = 61
 LEGACY_OVERHEAD = 26
-CODEC_MASK = 0x07
-TRANSACTIONAL = 0x10
-CONTROL = 0x20
-RELATIVE_OFFSET_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 1
 
 Entry = RecordBatch | LegacyEntry
@@ -487,10 +489,10 @@ class TransactionOutcomes:
         for part in scan_partition(directory, files=files):
             if isinstance(part, Damage):
                 continue
-            transactional = (part.batches["attributes"] & TRANSACTIONAL) != 0
+            transactional = (part.batches["attributes"] & TRANSACTIONAL_FLAG) != 0
             for row in part.batches[transactional]:
                 producer_id = int(row["producer_id"])
-                if not row["attributes"] & CONTROL:
+                if not row["attributes"] & CONTROL_FLAG:
                     open_since.setdefault(producer_id, int(row["base_offset"]))
                     continue
                 marker = _marker(part, int(row["position"]))

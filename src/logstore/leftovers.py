@@ -21,6 +21,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from logstore.errors import CorruptRecordError
+from logstore.files import TEMPORARY_SUFFIX
 from logstore.segment import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TEMPORARY_SUFFIX: Final = ".tmp"
 KRAFT_SNAPSHOT_DELETED: Final = ".checkpoint.deleted"
 UNFINISHED_SUFFIXES: Final = (
     LOG_SUFFIX + TRUNCATED_SUFFIX,

@@ -41,6 +41,7 @@ from logstore.errors import (
 from logstore.file_records import LogOffsetMetadata
 from logstore.leftovers import PartitionDirectory
 from logstore.producer_rebuild import rebuild_producer_state, take_snapshot
+from logstore.producer_snapshot import SNAPSHOT_SUFFIX
 from logstore.quarantine import Quarantine
 from logstore.recovery import StepBuffer
 from logstore.segment import (
@@ -52,6 +53,7 @@ from logstore.segment import (
     LogSegment,
     segment_file_name,
 )
+from logstore.segment_files import INDEX_SUFFIXES
 from logstore.segment_split import split_overflowed_segment
 
 if TYPE_CHECKING:
@@ -65,8 +67,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_SUFFIX: Final = ".snapshot"
-INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 TXN_ENTRY_BYTES: Final = 34
 
 Result = TypeVar("Result")

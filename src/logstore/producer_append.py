@@ -23,8 +23,7 @@ from logstore.errors import (
 )
 from logstore.file_records import LogOffsetMetadata
 from logstore.producer_snapshot import NO_PRODUCER_EPOCH, NO_SEQUENCE, ProducerStateEntry
-
-INT32_MAX: Final = 2**31 - 1
+from logstore.records_builder import INT32_MAX
 
 _logger: Final = logging.getLogger(__name__)
 

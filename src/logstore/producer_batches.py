@@ -16,17 +16,15 @@ import numpy as np
 from logstore._native import BATCH_DTYPE
 from logstore.append_origin import AppendOrigin
 from logstore.file_records import LogOffsetMetadata
-from logstore.producer_snapshot import BATCHES_RETAINED
+from logstore.producer_snapshot import BATCHES_RETAINED, NO_SEQUENCE
 from logstore.record import increment_sequence
-from logstore.records_builder import CONTROL_FLAG, TRANSACTIONAL_FLAG
+from logstore.records_builder import CONTROL_FLAG, INT32_MAX, TRANSACTIONAL_FLAG
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from logstore.producer_state import ProducerStateManager
 
-NO_SEQUENCE: Final = -1
-INT32_MAX: Final = 2**31 - 1
 WAITING_MAX: Final = 1 << 16  # Rows of batches: 6 MiB.
 FIELDS: Final = [
     "producer_id",

@@ -18,6 +18,7 @@ import numpy as np
 
 from logstore._native import SCAN_STOP_END, SCAN_STOP_TORN, scan_batches
 from logstore.errors import CorruptRecordError, DiskFullError
+from logstore.producer_snapshot import NO_PRODUCER_ID
 from logstore.record import RecordBatch
 from logstore.validator import AppendOrigin
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEP_BYTES: Final = 1 << 20
-NO_PRODUCER_ID: Final = -1
 
 
 def rebuild_producer_state(

@@ -39,6 +39,8 @@ from typing import Final, NamedTuple, Protocol
 from logstore._native import crc32c
 from logstore.errors import CorruptSnapshotError
 from logstore.files import REAL_FILES, FileHandle, Files, Path
+from logstore.records_builder import INT32_MAX
+from logstore.timestamp_type import NO_TIMESTAMP
 
 HEADER: Final = struct.Struct(">hIi")
 ENTRY: Final = struct.Struct(">qhiqiqiq")
@@ -54,9 +56,7 @@ assert ENTRY.size == ENTRY_BYTES
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
-NO_TIMESTAMP: Final = -1
 BATCHES_RETAINED: Final = 5
-INT32_MAX: Final = 2**31 - 1
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 OFFSET_DIGITS: Final = 20

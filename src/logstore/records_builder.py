@@ -335,7 +335,7 @@ def _offsets_of(rows: list[RecordFields], base_offset: int | None) -> list[int]:
 
 # From so many records on, numpy's and the kernel's set-up costs less than it saves.
 _KERNEL_RECORDS_MIN: Final = 8
-_RECORD_OVERHEAD_MAX: Final = 36  # Size, attributes, deltas, key and value sizes, header count.
+RECORD_OVERHEAD_MAX: Final = 36  # Size, attributes, deltas, key and value sizes, header count.
 
 
 def _encode_section(
@@ -352,7 +352,7 @@ def _encode_section(
     headers, header_offsets, _ = _column(
         [encode_headers(row[4]) if row[4] else b"" for row in rows]
     )
-    bound = len(values) + len(keys) + len(headers) + _RECORD_OVERHEAD_MAX * len(rows)
+    bound = len(values) + len(keys) + len(headers) + RECORD_OVERHEAD_MAX * len(rows)
     if bound > INT32_MAX - BATCH_OVERHEAD:
         raise RecordTooLargeError(f"records of {bound} bytes do not fit one batch; split them")
     columns = Columns(

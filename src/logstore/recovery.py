@@ -40,7 +40,7 @@ from logstore._native import (
     scan_batches,
 )
 from logstore.append_origin import AppendOrigin
-from logstore.entries import BATCH_OVERHEAD, LENGTH_MIN, LOG_OVERHEAD
+from logstore.entries import LENGTH_MIN
 from logstore.errors import (
     CorruptRecordError,
     DiskFullError,
@@ -48,9 +48,12 @@ from logstore.errors import (
     SegmentOffsetOverflowError,
 )
 from logstore.index import AbortedTxn, OffsetIndex, TimeIndex, TimestampOffset
+from logstore.index_file import RELATIVE_OFFSET_MAX
 from logstore.legacy import LegacyEntry
 from logstore.producer_batches import ProducerBatches
+from logstore.producer_snapshot import NO_PRODUCER_ID
 from logstore.record import RecordBatch
+from logstore.records_builder import BATCH_OVERHEAD, LOG_OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,9 +130,7 @@ logger = logging.getLogger(__name__)
 
 # PERFORMANCE.md A: reading more at once is not faster; a batch that is larger is read alone.
 STEP_BYTES: Final = 1 << 20
-RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 LEADER_EPOCH_MAX: Final = 2**31 - 1
-NO_PRODUCER_ID: Final = -1
 NOWHERE: Final = np.empty(0, np.int64)
 
 _Batches = Any  # npt.NDArray with BATCH_DTYPE

@@ -24,18 +24,17 @@ from typing import NamedTuple
 from logstore.checkpoint import LOG_START_CHECKPOINT
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import StorageError
-from logstore.files import REAL_FILES, Files
+from logstore.files import REAL_FILES, TEMPORARY_SUFFIX, Files
 from logstore.inspection import Damage, Part, scan_log_file, segment_ranges
 from logstore.log import Log
 from logstore.partition_state import PartitionState
 from logstore.quarantined_offsets import QUARANTINE_SUFFIX, quarantine_name
+from logstore.segment_files import INDEX_SUFFIXES, SEGMENT_SUFFIXES
 from logstore.state_verification import ROOT_CHECKPOINTS, offset_of, verify_root
 from logstore.verification import verify_partition
 from logstore.writer_lock import WriterLock
 
 REPAIRED_SUFFIX = ".repaired"
-TEMPORARY_SUFFIX = ".tmp"
-INDEX_SUFFIXES = (".index", ".timeindex", ".txnindex")
 # Kinds of damage to files that can be made again.
 DERIVED = {"index", "snapshot", "checkpoint"}
 COPY_BYTES = 4 << 20
@@ -176,7 +175,7 @@ def _set_damage_aside(
                     repair._replace(is_consequence=is_consequence),
                 )
         elif damage.path.name.endswith(".log.swap"):
-            for suffix in (".log", *INDEX_SUFFIXES):
+            for suffix in SEGMENT_SUFFIXES:
                 swap = damage.path.with_name(damage.path.stem.removesuffix(".log") + suffix)
                 swap = swap.with_name(swap.name + ".swap")
                 if swap.exists():

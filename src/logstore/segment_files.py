@@ -40,14 +40,14 @@ LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
-SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, *INDEX_SUFFIXES)
 DELETED_SUFFIX: Final = ".deleted"
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 TRUNCATED_SUFFIX: Final = ".truncated"  # Ours (DESIGN.md D6): the kept prefix before its rename.
 
 SEGMENT_BYTES_MAX: Final = 2**31 - 1
-RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 OFFSET_DIGITS: Final = 20
 
 # Of an open file: the segment's, the local name, the lease's, and getrefcount's own.

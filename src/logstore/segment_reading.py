@@ -14,13 +14,15 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logstore.entries import NO_TIMESTAMP, EntryHeader, entry_headers
+from logstore.entries import EntryHeader, entry_headers
 from logstore.errors import ClosedError, CorruptRecordError, StorageError
 from logstore.file_records import NO_RECORDS, FetchDataInfo, FileRecords, LogOffsetMetadata
 from logstore.files import Files, Mapping
 from logstore.index import AbortedTxn, OffsetPosition, TimestampOffset, TxnIndexSearchResult
+from logstore.index_file import RELATIVE_OFFSET_MAX
 from logstore.index_repair import repair_indexes
-from logstore.segment_files import RELATIVE_OFFSET_MAX, SegmentFiles
+from logstore.segment_files import SegmentFiles
+from logstore.timestamp_type import NO_TIMESTAMP
 from logstore.unindexed_aborted import Finder, UnindexedAborted
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from logstore.errors import CorruptRecordError
+from logstore.index_file import RELATIVE_OFFSET_MAX
 from logstore.segment import (
     CLEANED_SUFFIX,
     LOG_SUFFIX,
@@ -27,7 +28,6 @@ from logstore.segment import (
 if TYPE_CHECKING:
     from logstore.files import Files
 
-RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 assert SEGMENT_BYTES_MAX == RELATIVE_OFFSET_MAX
 
 

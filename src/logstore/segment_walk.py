@@ -21,8 +21,8 @@ from logstore.aborted_transactions import NONE_ABORTED, AbortedTransactions, col
 from logstore.clock import SYSTEM_CLOCK
 from logstore.damage import batch_of, ensure_gap, is_repeat
 from logstore.errors import CorruptRecordError, LogStoreError, OffsetOutOfRangeError
-from logstore.file_records import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
 from logstore.record import RecordBatch, iterate_batches
+from logstore.records_builder import HEADER_UP_TO_MAGIC, LOG_OVERHEAD
 
 if TYPE_CHECKING:
     from logstore.file_records import Batch

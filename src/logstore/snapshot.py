@@ -38,6 +38,7 @@ from logstore.segment import (
     LogSegment,
     segment_file_name,
 )
+from logstore.segment_files import INDEX_SUFFIXES
 from logstore.snapshot_manifest import SnapshotManifest, existing_snapshot
 from logstore.store_copy import OpenStore, PartitionFiles, StoreCopy
 from logstore.store_cut import PartitionCut, cut_of, standing_still
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from logstore.transactional_store import TransactionalStore
 
 CUTS_MAX: Final = 20
-INDEX_SUFFIXES: Final = tuple(suffix for suffix in SEGMENT_SUFFIXES if suffix != LOG_SUFFIX)
 
 #: Told (bytes that are there, bytes in all), as far as that is known.
 ProgressListener: TypeAlias = Callable[[int, int], object]

@@ -33,10 +33,10 @@ from logstore.log_directory import META_PROPERTIES
 from logstore.partition_state import PartitionState
 from logstore.producer_snapshot import read_snapshot
 from logstore.quarantined_offsets import QUARANTINE_SUFFIX
+from logstore.segment_files import INDEX_SUFFIXES
 
 DELETE_HORIZON = 0x40
 EPOCH_MAX = 2**31 - 1
-INDEX_SUFFIXES = (".index", ".timeindex", ".txnindex")
 ROOT_CHECKPOINTS = (
     RECOVERY_POINT_CHECKPOINT,
     LOG_START_CHECKPOINT,

@@ -39,10 +39,10 @@ from logstore.coordinator_record import (
 )
 from logstore.errors import InvalidRecordError
 from logstore.protocol_message import Array, Field, MessageSchema, Struct
+from logstore.timestamp_type import NO_TIMESTAMP
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
-NO_TIMESTAMP: Final = -1
 
 VALUE_VERSION: Final = 1
 TRANSACTION_VERSION: Final = 2

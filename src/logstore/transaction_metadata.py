@@ -24,10 +24,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from logstore.checkpoint import TopicPartition
+from logstore.timestamp_type import NO_TIMESTAMP
 from logstore.transaction_log import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
-    NO_TIMESTAMP,
     TRANSACTION_VERSION,
     TransactionLogValue,
     TransactionState,

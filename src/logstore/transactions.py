@@ -19,7 +19,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 
 from logstore._native import Buffer, measure_list, size_of
 from logstore.checkpoint import TopicPartition
@@ -42,7 +42,13 @@ from logstore.given_records import (
 )
 from logstore.positions import Offsets
 from logstore.record import increment_sequence
-from logstore.records_builder import TRANSACTIONAL_FLAG, RecordFields, number_batch
+from logstore.records_builder import (
+    BATCH_OVERHEAD,
+    RECORD_OVERHEAD_MAX,
+    TRANSACTIONAL_FLAG,
+    RecordFields,
+    number_batch,
+)
 from logstore.topic_names import INTERNAL_TOPICS
 from logstore.transaction_coordinator import (
     CoordinatorStore,
@@ -56,10 +62,6 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = Literal["open", "committed", "aborted", "fenced", "in doubt"]
 Place: TypeAlias = str | tuple[str, int]
-
-# What a record takes in a batch beyond its key, value and headers, at most.
-RECORD_OVERHEAD_MAX: Final = 36
-BATCH_OVERHEAD: Final = 61
 
 
 class Transaction:

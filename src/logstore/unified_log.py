@@ -32,6 +32,7 @@ from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.partition_retention import RetainingLog
 from logstore.producer_rebuild import rebuild_producer_state
 from logstore.segment import LogSegment, TimestampAndOffset
+from logstore.timestamp_type import NO_TIMESTAMP
 
 if TYPE_CHECKING:
     from logstore.files import Files
@@ -42,8 +43,6 @@ EARLIEST_TIMESTAMP: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL_TIMESTAMP: Final = -4
 LATEST_TIERED_TIMESTAMP: Final = -5
-
-NO_TIMESTAMP: Final = -1
 
 
 class UnifiedLog(RetainingLog):

@@ -18,11 +18,9 @@ import numpy.typing as npt
 from logstore import _native
 from logstore.errors import LogStoreError
 from logstore.index import AbortedTxn, OffsetIndex, TimeIndex, TransactionIndex
+from logstore.index_file import RELATIVE_OFFSET_MAX
 from logstore.inspection import (
-    CONTROL,
     OFFSET_MAX,
-    RELATIVE_OFFSET_MAX,
-    TRANSACTIONAL,
     Damage,
     Part,
     abort_marker,
@@ -31,6 +29,7 @@ from logstore.inspection import (
     segment_ranges,
 )
 from logstore.quarantined_offsets import OffsetRange, quarantined_offsets
+from logstore.records_builder import CONTROL_FLAG, TRANSACTIONAL_FLAG
 from logstore.state_verification import Contents, offset_of, verify_state, was_compacted
 
 ENTRY_BYTES = {".index": 8, ".timeindex": 12, ".txnindex": 34}
@@ -137,7 +136,7 @@ def _verify_segment(
 
 def _aborted_transactions(part: Part, open_transactions: dict[int, int]) -> Iterator[AbortedTxn]:
     """Yield the transactions that a part aborts; ``open_transactions`` goes on with the log."""
-    rows = part.batches[(part.batches["attributes"] & TRANSACTIONAL) != 0]
+    rows = part.batches[(part.batches["attributes"] & TRANSACTIONAL_FLAG) != 0]
     for producer_id, base_offset, attributes, position in zip(
         rows["producer_id"].tolist(),
         rows["base_offset"].tolist(),
@@ -145,7 +144,7 @@ def _aborted_transactions(part: Part, open_transactions: dict[int, int]) -> Iter
         rows["position"].tolist(),
         strict=True,
     ):
-        if not attributes & CONTROL:
+        if not attributes & CONTROL_FLAG:
             open_transactions.setdefault(producer_id, base_offset)
             continue
         first_offset = open_transactions.pop(producer_id, None)
@@ -191,7 +190,7 @@ def _verify_transaction_index(segment: _Segment) -> Iterator[Damage]:
     finally:
         index.close()
     flags = segment.batches["attributes"]
-    markers = set(segment.batches["last_offset"][(flags & CONTROL) != 0].tolist())
+    markers = set(segment.batches["last_offset"][(flags & CONTROL_FLAG) != 0].tolist())
     offsets = [entry.last_offset for entry in entries]
     problems += [
         f"entry {number}: offset {offset} is no marker's"
