@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from logstore._native import live_is_at
 from logstore.errors import LogStoreError, StorageError
 from logstore.file_records import LogOffsetMetadata
+from logstore.flushed_transactions import FlushedTransactions
 from logstore.leftovers import offset_of_file
 from logstore.live_listing import LiveListing, Seen, State
 from logstore.live_offsets import (
@@ -84,6 +85,7 @@ class LiveView:
         self._directory = directory
         self._config = config
         self._listing: Final = LiveListing(directory, config, files=files, clock=clock)
+        self._transactions: Final = FlushedTransactions(directory, config, files=files, clock=clock)
         self._scheduler = scheduler
         self._files = files
         self._clock = clock
@@ -296,18 +298,18 @@ class LiveView:
                 segments.append(segment)
             active = segments[-1]
             assert isinstance(active, LiveSegment)
-            found = active.find_end(end)
+            end = max(min(end, active.find_end(end)), active.base_offset)
+            log_start_offset = min(max(state.log_start_offset, below[0]), end)
+            unstable = self._transactions.first_undecided(segments, log_start_offset, end)
         except LogStoreError:
             return None
-        end = max(min(end, found), active.base_offset)
-        log_start_offset = min(max(state.log_start_offset, below[0]), end)
         return Seen(
             State.FLUSHED,
             segments,
             LogOffsetMetadata(end, active.base_offset, active.size_bytes),
             log_start_offset,
             end,
-            None,
+            unstable,
             min(state.recovery_point, end),
             None,
         )
@@ -501,6 +503,8 @@ class LiveView:
         log = self._log
         assert log is not None
         self._seen = seen
+        if seen.state is not State.FLUSHED:
+            self._transactions.forget()
         self._look_at = self._clock.monotonic() + LOOK_SECONDS
         if seen.shown is not None:
             self._change_count = seen.shown.change_count

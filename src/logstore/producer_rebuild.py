@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -77,13 +78,29 @@ def rebuild_producer_state(
     was_empty_before = producer_state.is_empty and producer_state.map_end_offset >= last_offset
     producer_state.truncate_and_reload(log_start_offset, last_offset, now_ms, withdraw=withdraw)
     if last_offset > producer_state.map_end_offset and not was_empty_before:
-        # The segment that holds the map's end, and those behind it.
-        first = bisect_right(segments, producer_state.map_end_offset, key=_base_offset_of) - 1
-        for segment in segments[max(0, first) :]:
-            if segment.base_offset < last_offset:
-                _read_segment(producer_state, segment, wanted, log_start_offset, last_offset)
+        read_producer_batches(producer_state, segments, log_start_offset, last_offset, wanted)
     producer_state.update_map_end_offset(last_offset)
     take_snapshot(producer_state)
+
+
+def read_producer_batches(
+    producer_state: ProducerStateManager,
+    segments: Sequence[LogSegment],
+    log_start_offset: int,
+    last_offset: int,
+    wanted: AbstractSet[int] = frozenset(),
+) -> None:
+    """
+    Apply the batches below ``last_offset`` that the state does not hold yet.
+
+    ``segments`` are all segments, ascending; a snapshot is left at the base offsets in ``wanted``.
+    """
+    # The segment that holds the map's end, and those behind it.
+    first = bisect_right(segments, producer_state.map_end_offset, key=_base_offset_of) - 1
+    for segment in segments[max(0, first) :]:
+        if segment.base_offset < last_offset:
+            _read_segment(producer_state, segment, wanted, log_start_offset, last_offset)
+    producer_state.update_map_end_offset(last_offset)
 
 
 def _base_offset_of(segment: LogSegment) -> int:
@@ -101,7 +118,7 @@ def take_snapshot(producer_state: ProducerStateManager, *, sync: bool = True) ->
 def _read_segment(
     producer_state: ProducerStateManager,
     segment: LogSegment,
-    wanted: set[int],
+    wanted: AbstractSet[int],
     log_start_offset: int,
     last_offset: int,
 ) -> None:

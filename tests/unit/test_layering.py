@@ -64,7 +64,7 @@ LAYERS = [
         "segment_split",
         "segments",
     },
-    {"aborted_finder", "damage"},
+    {"aborted_finder", "damage", "flushed_transactions"},
     {"aborted_transactions"},
     {"leftovers", "local_log", "partition_state", "readable_log"},
     {"segment_walk"},

@@ -56,6 +56,58 @@ def values(log, *arguments, **options):
     return list(log.read_values(*arguments, **options))
 
 
+PRODUCER = {"producer_id": 7, "producer_epoch": 0}
+
+
+def transactional(sequence):
+    """A batch of one record in a transaction."""
+    return encode_batch(
+        [(None, 1_700_000_000_000, None, b"t", ())],
+        base_sequence=sequence,
+        is_transactional=True,
+        **PRODUCER,
+    )
+
+
+def end_transaction(log, *, commit):
+    kind = ControlRecordType.COMMIT if commit else ControlRecordType.ABORT
+    marker = end_transaction_marker(
+        EndTransactionMarker(kind, 0), timestamp=1_700_000_000_000, **PRODUCER
+    )
+    log.append_batches(marker, leader_epoch=0, origin="coordinator")
+
+
+@contextlib.contextmanager
+def held_by_broker(path, high_watermark):
+    """Let the log ``orders-0`` be a broker's; the function that is given replicates further."""
+    directory = path.parent
+
+    def replicate(offset):
+        (directory / "replication-offset-checkpoint").write_text(f"0\n1\norders 0 {offset}\n")
+
+    for name in (".lock", LIVE_OFFSETS_FILE, ".kafka_cleanshutdown"):
+        os.unlink(path / name)
+    for file in path.glob("*-checkpoint"):
+        if not file.name.startswith("leader"):
+            file.unlink()
+    (directory / "meta.properties").write_text("version=1\n")
+    (directory / ".lock").touch()
+    (directory / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 1\n")
+    replicate(high_watermark)
+    broker = (
+        "import fcntl, struct, sys, time\n"
+        "file = open(sys.argv[1], 'r+')\n"
+        "fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", broker, directory / ".lock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert b"locked\n" == process.stdout.readline()
+        yield replicate
+        process.kill()
+
+
 class TestBesideAWriter:
     def test_appends_and_rolls(self, writer, reader):
         """Each record, from any segment, as soon as its append has returned."""
@@ -269,35 +321,15 @@ class TestBesideAWriter:
 
     def test_transactions(self, writer, reader):
         """Undecided and aborted records are not delivered to committed reads."""
-        producer = {"producer_id": 7, "producer_epoch": 0}
-
-        def transactional(sequence):
-            return encode_batch(
-                [(None, 1_700_000_000_000, None, b"t", ())],
-                base_sequence=sequence,
-                is_transactional=True,
-                **producer,
-            )
-
-        def end(commit):
-            marker = end_transaction_marker(
-                EndTransactionMarker(
-                    ControlRecordType.COMMIT if commit else ControlRecordType.ABORT, 0
-                ),
-                timestamp=1_700_000_000_000,
-                **producer,
-            )
-            writer.append_batches(marker, leader_epoch=0, origin="coordinator")
-
         writer.append(b"a")
         writer.append_batches(transactional(0), leader_epoch=0)
         writer.append(b"b")
         assert (1, [b"a"]) == (reader.last_stable_offset, values(reader))
         assert [b"a", b"t", b"b"] == values(reader, isolation="log_end")
-        end(commit=False)
+        end_transaction(writer, commit=False)
         assert [b"a", b"b"] == values(reader)
         writer.append_batches(transactional(1), leader_epoch=0)
-        end(commit=True)
+        end_transaction(writer, commit=True)
         assert [b"a", b"b", b"t"] == values(reader)
         assert reader.offsets == writer.offsets
 
@@ -454,33 +486,39 @@ class TestWithoutLiveOffsets:
         with logstore.open(path, config=SMALL) as log:
             log.extend([b"x"] * 20)
             log.extend([b"y"] * 20)
-        for name in (".lock", LIVE_OFFSETS_FILE, ".kafka_cleanshutdown"):
-            os.unlink(path / name)
-        for file in path.glob("*-checkpoint"):
-            if not file.name.startswith("leader"):
-                file.unlink()
-        (tmp_path / "meta.properties").write_text("version=1\n")
-        (tmp_path / ".lock").touch()
-        (tmp_path / "recovery-point-offset-checkpoint").write_text("0\n1\norders 0 10\n")
-        (tmp_path / "replication-offset-checkpoint").write_text("0\n1\norders 0 20\n")
-        broker = (
-            "import fcntl, struct, sys, time\n"
-            "file = open(sys.argv[1], 'r+')\n"
-            "fcntl.lockf(file, fcntl.LOCK_EX)\n"
-            "print('locked', flush=True)\n"
-            "time.sleep(60)\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", broker, tmp_path / ".lock"], stdout=subprocess.PIPE
-        ) as process:
-            assert b"locked\n" == process.stdout.readline()
-            with logstore.open(path, "r") as reader:
-                assert (State.FLUSHED, 20) == (reader._view.state, reader.log_end_offset)
-                assert [b"x"] * 20 == values(reader)
-                (tmp_path / "replication-offset-checkpoint").write_text("0\n1\norders 0 40\n")
-                until(lambda: reader.log_end_offset == 40)
-                assert [b"x"] * 20 + [b"y"] * 20 == values(reader)
-            process.kill()
+        with held_by_broker(path, high_watermark=20) as replicate, logstore.open(path, "r") as log:
+            assert (State.FLUSHED, 20) == (log._view.state, log.log_end_offset)
+            assert [b"x"] * 20 == values(log)
+            replicate(40)
+            until(lambda: log.log_end_offset == 40)
+            assert [b"x"] * 20 + [b"y"] * 20 == values(log)
+
+    def test_transactions_beside_a_broker(self, tmp_path):
+        """What is undecided below its high watermark is not read."""
+        path = tmp_path / "orders-0"
+        with logstore.open(path, config=SMALL) as log:
+            log.append(b"a")
+            log.append_batches(transactional(0), leader_epoch=0)  # 1
+            log.append(b"b")
+            end_transaction(log, commit=False)  # 3
+            log.append_batches(transactional(1), leader_epoch=0)  # 4
+            log.append(b"c")
+            end_transaction(log, commit=True)  # 6
+            log.append_batches(transactional(2), leader_epoch=0)  # 7
+            log.append(b"d")
+        with held_by_broker(path, high_watermark=2) as replicate, logstore.open(path, "r") as log:
+            for high_watermark, stable, expected in (
+                (2, 1, [b"a"]),
+                (4, 4, [b"a", b"b"]),
+                (6, 4, [b"a", b"b"]),
+                (7, 7, [b"a", b"b", b"t", b"c"]),
+                (9, 7, [b"a", b"b", b"t", b"c"]),
+            ):
+                replicate(high_watermark)
+                until(lambda end=high_watermark: log.log_end_offset == end)
+                assert (stable, expected) == (log.last_stable_offset, values(log))
+                with logstore.open(path, "r") as new:
+                    assert (stable, expected) == (new.last_stable_offset, values(new))
 
     def test_copied_directory(self, writer, path, tmp_path):
         """A copy of a live log has its live offsets, and no writer."""
