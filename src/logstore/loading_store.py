@@ -89,6 +89,9 @@ class LoadingStore(TopicStore):
 
     def _report_missing(self) -> None:
         for topic, numbers in self._numbers.items():
+            entry = self.configs.get(topic)
+            if self._is_read_only and entry is not None and entry.state == CREATING:
+                continue  # Its writer is making them, or the next one will.
             for number in numbers:
                 topic_partition = TopicPartition(topic, number)
                 if topic_partition not in self._hosted:

@@ -31,6 +31,7 @@ from logstore.files import REAL_FILES
 from logstore.scheduler import ManualScheduler
 from logstore.store import open_log_store
 from logstore.store_directories import contents_of
+from logstore.topic_configs import CREATING
 
 
 @pytest.fixture(name="clock")
@@ -535,6 +536,21 @@ class TestDirectories:
         assert {there} == {store["orders"].append(b"v").partition for _ in range(5)}
         store.close()
         assert [b"v"] == values(open_it(tmp_path / "a", tmp_path / "b")["orders", 1 - there])
+
+    def test_a_topic_that_is_being_created(self, open_it, tmp_path):
+        """A reader that comes meanwhile misses nothing; the next writer makes the rest."""
+        store = open_it(tmp_path)
+        store.create_topic("orders", partitions=3)
+        store._put("orders", store.configs.get("orders").replace(state=CREATING))
+        store.close()
+        shutil.rmtree(tmp_path / "orders-2")
+        reader = open_it(tmp_path, mode="r")
+        assert (0, 1) == reader.online_partitions_of("orders")
+        assert not reader.errors
+        reader.close()
+        store = open_it(tmp_path)
+        assert (0, 1, 2) == store.online_partitions_of("orders")
+        assert not store.errors
 
     def test_two_directories_of_a_partition(self, open_it, tmp_path):
         """Which is right is not known: neither is served, the others are."""
