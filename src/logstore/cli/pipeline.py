@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from logstore.cli.counted import counted
 from logstore.cli.stores import settings_of
-from logstore.extras import import_extra
 
 EXAMPLE = """\
 examples:
@@ -134,31 +132,15 @@ def _size(text: str) -> int:
     return int(found[1]) * UNITS[found[2]]
 
 
-def _session(master: str) -> Any:
-    import logstore.spark
-
-    builder = import_extra("pyspark.sql").SparkSession.builder.master(master)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
-        "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
-    }
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = logstore.spark.configure(builder).getOrCreate()
-    logstore.spark.register(spark)
-    return spark
-
-
 def _ingest(arguments: argparse.Namespace) -> int:
     from logstore.spark.pipelines.ingest import ingest
+    from logstore.spark.pipelines.session import local_session
 
     if not arguments.files.is_dir():
         raise FileNotFoundError(f"there is no directory {arguments.files}; check the path")
     avro_schema = arguments.avro_schema
     done = ingest(
-        _session(arguments.master),
+        local_session(arguments.master),
         arguments.files,
         arguments.store,
         arguments.topic,
@@ -181,6 +163,7 @@ def _ingest(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from logstore.spark.pipelines.export import export
+    from logstore.spark.pipelines.session import local_session
 
     if not arguments.store.is_dir():
         raise FileNotFoundError(f"there is no directory {arguments.store}; check the path")
@@ -188,7 +171,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if schema is not None and schema.startswith("@"):
         schema = Path(schema[1:]).read_text("utf-8")
     done = export(
-        _session(arguments.master),
+        local_session(arguments.master),
         arguments.store,
         arguments.topic,
         arguments.destination,
