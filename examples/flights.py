@@ -15,7 +15,8 @@ One transaction writes the same 2,000 flights to both. What it shows: a writer k
 loses nothing that was committed, and nobody sees half of a transaction; the writer resumes where it
 was; another process follows all the while and sees the same records; compaction leaves one record
 for each aircraft; a retention pass leaves every flight; a snapshot is a store like the first; a
-range goes over a socket by sendfile; the delays by carrier come from scans in DuckDB.
+range goes over a socket by sendfile; an offset is looked up by its time; the delays by carrier come
+from scans in DuckDB.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,8 @@ SEED = 2013
 KILL_AFTER_SECONDS = 0.01  # Within the next transaction, which takes longer.
 FOLLOW_SECONDS = 300  # How long the follower waits for the next record.
 RANGE_BYTES = 1 << 20  # What goes over the socket.
+MORNING = datetime(2013, 7, 4, 10, tzinfo=UTC)
+CANCELLED = b'"dep_time":null'
 TRANSACTION_FLIGHTS = 2_000
 PARTITIONS = 4
 TEXT_COLUMNS = {"carrier", "tailnum", "origin", "dest", "time_hour"}
@@ -370,6 +373,36 @@ def send_range(log: logstore.Log, offset: int) -> None:
         print(f"  sent {sent:,} bytes from offset {offset:,} by sendfile: equal on arrival")
 
 
+def look_up_by_time(store: logstore.LogStore, flights: list[Flight]) -> None:
+    """
+    Append the flights that never departed to a topic of their own; look up where a morning begins.
+
+    Without transactions: the end of one is a record too, in Kafka's logs as here, with the time at
+    which it was written, and a look-up by time finds it.
+    """
+    cancelled = [flight for flight in flights if CANCELLED in flight.value]
+    topic = store.create_topic("cancelled")
+    topic.extend(
+        [flight.value for flight in cancelled],
+        timestamps=[flight.timestamp for flight in cancelled],
+    )
+    started = time.perf_counter()
+    found = topic[0].offset_at(MORNING)
+    took = time.perf_counter() - started
+    expected = next(
+        offset
+        for offset, flight in enumerate(cancelled)
+        if flight.timestamp >= MORNING.timestamp() * 1000
+    )
+    if found is None or found.offset != expected:
+        message = f"{MORNING} begins at offset {expected}, not at {found}"
+        raise ValueError(message)
+    print(
+        f"  looked up {MORNING:%d %B %Y, %H:%M} UTC in {took * 1000:.1f} ms: the cancelled flights"
+        f" from then on begin at offset {expected:,} of {len(cancelled):,}"
+    )
+
+
 def print_delays(store: logstore.LogStore) -> None:
     """Print a small table of delays by carrier, made from a scan of each partition."""
     tables = [log.scan(columns=["value"]).to_table() for log in store["flights"].logs()]
@@ -409,6 +442,7 @@ def demonstrate(arguments: argparse.Namespace) -> None:
         retain_everything(store, len(flights))
         check_snapshot(store, directory.with_name(f"{directory.name}-snapshot"), parts)
         send_range(store["flights", 0], store["flights", 0].log_end_offset // 2)
+        look_up_by_time(store, flights)
         print_delays(store)
         problems = list(store.check())
         log_bytes = sum(log.size_bytes for log in store["flights"].logs())
