@@ -1,6 +1,6 @@
 # Everything a checkout needs. Each target makes .venv ready first (scripts/environment.py).
 #
-#   make demo       a year of flights in a store: transactions, kill, compaction, snapshot
+#   make demo       a year of flights in a store: transactions, kill, compaction, snapshot; delays by Spark
 #   make test       the tests; make test ARGS="-k index" picks some
 #   make lint       formatting, rules, types, spelling
 #   make bench      the table of targets at real size; JSON beside it

