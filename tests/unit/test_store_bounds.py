@@ -87,3 +87,34 @@ def test_many_partitions(tmp_path):
     assert found["mappings"] < 65_530  # The default of vm.max_map_count.
     assert found["threads"] <= 6  # Of the program, the scheduler and the opening.
     assert not [name for name in found["left"] if name.startswith("orders")]
+
+
+STAGING_PROGRAM = """
+import os, sys
+import logstore
+
+def resident():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+values = [bytes(1000)] * 1100
+with logstore.open_store(sys.argv[1]) as store:
+    logs = list(store.create_topic("orders", partitions=110).logs())
+    before = resident()
+    for log in logs:
+        log.extend(values)
+    print(resident() - before)
+"""
+
+
+@pytest.mark.linux
+def test_staging_memory(tmp_path):
+    """Writers keep 64 MiB of it together, however many there are."""
+    done = subprocess.run(
+        [sys.executable, "-c", STAGING_PROGRAM, str(tmp_path / "data")],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 80 << 20

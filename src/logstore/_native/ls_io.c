@@ -41,6 +41,7 @@ void ls_io_init(ls_io *io, const struct ls_io_table *table) {
     atomic_init(&io->counting, 0);
     for (int op = 0; op < LS_IO_OP_COUNT; op++)
         atomic_init(&io->counts[op], 0);
+    atomic_init(&io->staging_kept, 0);
 }
 
 ls_io *ls_io_hold(ls_io *io) {

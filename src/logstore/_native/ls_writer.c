@@ -76,7 +76,8 @@ void ls_writer_free(ls_writer *writer) {
         pthread_cond_destroy(&writer->idle);
         pthread_mutex_destroy(&writer->lock);
     }
-    if (writer->staging != NULL) munmap(writer->staging, (size_t)writer->staging_size);
+    writer->staged_bytes = 0;
+    ls_writer_shrink(writer);
     munmap(writer->region, REGION_BYTES);
     ls_io_free(writer->io);
     free(writer);
@@ -154,6 +155,7 @@ int64_t ls_writer_begin(ls_writer *writer, bool may_wait) {
 }
 
 void ls_writer_end(ls_writer *writer) {
+    ls_writer_keep_staging(writer);
     writer->is_busy = false;
     pthread_cond_broadcast(&writer->idle);
 }

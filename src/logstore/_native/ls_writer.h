@@ -95,6 +95,8 @@ struct ls_writer {
 
     uint8_t *staging; /* page-aligned; byte i belongs to file position i mod 4096 */
     int64_t staging_size;
+    int64_t staging_touched; /* bytes of it that have memory, at most */
+    int64_t staging_kept;    /* of these, what the pool of the io has counted */
     int64_t staged_position; /* of the first staged byte in the file */
     int64_t staged_bytes;
     int64_t preallocated_end;
@@ -164,6 +166,8 @@ void ls_writer_show(ls_writer *writer, bool publish);
 int64_t ls_writer_reserve(ls_writer *writer, int64_t size);
 /* Free the staging buffer; the next append takes a new one. */
 void ls_writer_shrink(ls_writer *writer);
+/* At the end of a bulk append: keep the staging buffer, or free it if others keep enough. */
+void ls_writer_keep_staging(ls_writer *writer);
 /* Write the index entries that single appends hold, and publish them. They stay if that fails. */
 int64_t ls_writer_settle(ls_writer *writer);
 /* Start from the committed state with nothing staged and no entry; they are settled. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "ls_io.h"
 #include "ls_writer.h"
 
 enum {
@@ -12,7 +13,8 @@ enum {
     TIME_ENTRY_BYTES = 12,
     ALLOCATE_BYTES_MIN = 65536, /* less is not worth the call */
     WRITES_AHEAD = 32,
-    RECORD_BYTES_KEPT = 4 << 20 /* room for a record of this size stays in the staging buffer */
+    RECORD_BYTES_KEPT = 4 << 20, /* room for a record of this size stays in the staging buffer */
+    STAGING_KEPT_MAX = 64 << 20  /* of all writers of one io, between appends */
 };
 
 static int64_t min64(int64_t a, int64_t b) {
@@ -37,6 +39,7 @@ static int64_t usual_size(const ls_writer *writer) {
 int64_t ls_writer_reserve(ls_writer *writer, int64_t size) {
     int64_t used = (writer->staged_position & (LS_PAGE - 1)) + writer->staged_bytes;
     int64_t needed = used + size + LS_ENCODE_SLACK;
+    writer->staging_touched = max64(writer->staging_touched, needed);
     if (LS_LIKELY(needed <= writer->staging_size)) return 0;
 
     /* Untouched pages cost nothing, so the usual size is taken even for a small append. */
@@ -55,7 +58,24 @@ void ls_writer_shrink(ls_writer *writer) {
     if (writer->staging == NULL || writer->staged_bytes > 0) return;
     munmap(writer->staging, (size_t)writer->staging_size);
     writer->staging = NULL;
-    writer->staging_size = 0;
+    writer->staging_size = writer->staging_touched = 0;
+    atomic_fetch_sub_explicit(&writer->io->staging_kept, writer->staging_kept,
+                              memory_order_relaxed);
+    writer->staging_kept = 0;
+}
+
+/*
+ * Writers of one io share what they may keep: new pages take an append of 1 MiB a third of its time
+ * again, but for each of many logs memory would have no bound. Who finds nothing left in the pool
+ * gives its buffer back.
+ */
+void ls_writer_keep_staging(ls_writer *writer) {
+    int64_t more = writer->staging_touched - writer->staging_kept;
+    if (LS_LIKELY(more <= 0) || writer->staging == NULL) return;
+    _Atomic int64_t *pool = &writer->io->staging_kept;
+    int64_t before = atomic_fetch_add_explicit(pool, more, memory_order_relaxed);
+    writer->staging_kept += more;
+    if (before + more > STAGING_KEPT_MAX) ls_writer_shrink(writer);
 }
 
 void ls_writer_reset(ls_writer *writer) {
