@@ -315,7 +315,7 @@ class AppendingPartition(WatermarkedPartition):
             expected = append_info.first_offset
             if expected < 0:
                 expected = append_info.last_offset - (2**31 - 1)
-            return self.roll_segment(expected)
+            return self.roll_segment(expected, is_to_append=True)
         return active
 
     def roll(self, expected_next_offset: int | None = None) -> LogSegment:
@@ -327,14 +327,24 @@ class AppendingPartition(WatermarkedPartition):
         with self.changing():
             return self.roll_segment(0 if expected_next_offset is None else expected_next_offset)
 
-    def roll_segment(self, expected_next_offset: int = 0) -> LogSegment:
-        """Roll; the lock is held."""
+    def roll_segment(
+        self, expected_next_offset: int = 0, *, is_to_append: bool = False
+    ) -> LogSegment:
+        """
+        Roll; the lock is held.
+
+        Args:
+            expected_next_offset: The base offset of the new segment, if it is above the log end.
+            is_to_append: Attach the writer to the new segment, too.
+        """
         self.sync_producer_state()
         sealed, recovery_point = self._local_log.segments.active, self._flusher.recovery_point
         was_flushed = (
             self._writer.log_end_offset <= recovery_point
         )  # Then its indexes are, by the roll.
-        segment = self._local_log.roll(expected_next_offset, recovery_point=recovery_point)
+        segment = self._local_log.roll(
+            expected_next_offset, recovery_point=recovery_point, is_to_append=is_to_append
+        )
         base_offset = segment.base_offset
         self._flush_later(sealed, base_offset, base_offset if was_flushed else sealed.base_offset)
         self._show_active_segment()
@@ -343,6 +353,8 @@ class AppendingPartition(WatermarkedPartition):
         self.producer_state.take_snapshot(sync=False)
         if self._watermarks.mode != "log_end":  # It has moved with the append.
             self._update_high_watermark_with_log_end()
+        if is_to_append:
+            self._local_log.attach()
         self.refresh_fast_path()
         return segment
 

@@ -81,6 +81,7 @@ class CleanedSegment:
             file_suffix=CLEANED_SUFFIX,
             is_fresh=True,
         )
+        self.segment.make(config)
         self._state = IndexState(
             base_offset,
             config.index_interval_bytes,

@@ -147,8 +147,7 @@ class Extender:
         if count == 0 or write(0, True) == count:
             return
         if log.active_segment.size_bytes > 0:
-            log.roll_segment()
-            log.prepare_append()
+            log.roll_segment(is_to_append=True)
             if write(0, True) == count:
                 return
         done = 0
@@ -162,8 +161,7 @@ class Extender:
                         f" {log.config.segment_bytes} bytes; raise segment.bytes",
                         path=log.directory,
                     )
-                log.roll_segment()
-                log.prepare_append()
+                log.roll_segment(is_to_append=True)
 
     # -- what writes -------------------------------------------------------------------------------
 

@@ -65,10 +65,6 @@ class Files(NativeFiles):
         """Number of names of an open file. One with more than one is never cut in place."""
         return self._stat(fd).st_nlink
 
-    def is_shared(self, path: Path) -> bool:
-        """Whether a file has other names: what is in it is then never changed in place."""
-        return self._stat(path).st_nlink > 1
-
     def _stat(self, path: Path | int) -> os.stat_result:
         try:
             return os.stat(path)

@@ -28,9 +28,8 @@ class FreshIndexes:
     **Thread rule**: one thread at a time; see ``SegmentFiles``.
 
     Args:
-        offset_path: The offset index; a file of this name is in nobody's use, and is replaced.
-        time_path: The same for the time index.
-        base_offset: Of the segment.
+        offset_fd: The offset index, open to be written: from here on this object's to close.
+        time_fd: The same for the time index.
         index_bytes: The size of an index that is appended to.
         files: The door to the file system.
 
@@ -39,13 +38,9 @@ class FreshIndexes:
         time_fd: Descriptor of the time index.
         offset_entries_max: Entries that the offset index has room for.
         time_entries_max: Entries that the time index has room for.
-
-    Raises:
-        StorageError: Neither file is there.
     """
 
     __slots__ = (
-        "_base_offset",
         "_files",
         "_is_closed",
         "_state",
@@ -55,55 +50,19 @@ class FreshIndexes:
         "time_fd",
     )
 
-    def __init__(
-        self,
-        offset_path: str,
-        time_path: str,
-        base_offset: int,
-        index_bytes: int,
-        files: Files,
-    ) -> None:
-        self._is_closed = True  # For __del__, should it fail.
+    def __init__(self, offset_fd: int, time_fd: int, index_bytes: int, files: Files) -> None:
         self.offset_entries_max: Final = index_bytes // OffsetIndex.ENTRY_BYTES
         self.time_entries_max: Final = index_bytes // TimeIndex.ENTRY_BYTES
-        self._base_offset: Final = base_offset
         self._files: Final = files
         self._state: WriterState | None = None
-        self.offset_fd, self.time_fd = files.create_indexes(time_path, offset_path)
-        files.hold()
+        self.offset_fd: Final = offset_fd
+        self.time_fd: Final = time_fd
         self._is_closed = False
+        files.hold()
 
     def note_entries(self, state: WriterState) -> None:
         """Learn what the writer has made of the files; it is detached."""
         self._state = state
-
-    def seal(self, log_fd: int) -> bool:
-        """
-        Write the last time index entry, cut both files and the ``.log`` file to what is in them.
-
-        Returns:
-            False: nothing was done, an index has a second name.
-
-        Raises:
-            StorageError: Each file is as before, or sealed.
-
-        Source: Kafka ``LogSegment.onBecomeInactiveSegment``.
-        """
-        state = self._state
-        assert state is not None
-        last_entry = b""
-        if state.max_timestamp > state.last_time_entry_timestamp:
-            relative_offset = state.offset_of_max_timestamp - self._base_offset
-            last_entry = TimeIndex.encode(state.max_timestamp, relative_offset)
-        return self._files.seal_segment(
-            log_fd,
-            self.offset_fd,
-            self.time_fd,
-            log_bytes=state.size_bytes,
-            index_bytes=state.offset_entry_count * OffsetIndex.ENTRY_BYTES,
-            timeindex_bytes=state.time_entry_count * TimeIndex.ENTRY_BYTES,
-            last_time_entry=last_entry,
-        )
 
     def give(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
         """
@@ -126,6 +85,11 @@ class FreshIndexes:
         if state is not None and time_count > 0:
             last = state.last_time_entry_timestamp, state.last_time_entry_offset
             time_index.note_last_entry(TimestampOffset(*last))
+
+    def forget(self) -> None:
+        """Know that the descriptors were closed."""
+        self._is_closed = True
+        self._files.let_go()
 
     def close(self) -> None:
         """Close the descriptors; a second call does nothing."""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from logstore._native import RollStage
 from logstore.aborted_transactions import collect_aborted
 from logstore.cleaned_segment import commit_replacements
 from logstore.errors import OffsetOutOfRangeError, StorageError
@@ -164,19 +165,16 @@ class LocalLog:
             )
         return active
 
-    def detach(self, *, is_to_seal: bool = False) -> None:
+    def detach(self) -> None:
         """
         Take the active segment back from the writer.
-
-        Args:
-            is_to_seal: It is going to be sealed at once.
 
         Raises:
             StorageError: What a failed append left behind the end could not be cut off. The log
                 takes no changes any more.
         """
         try:
-            self.segments.active.detach(is_to_seal=is_to_seal)
+            self.segments.active.detach()
         except StorageError as error:
             if error.errno != errno.EDEADLK:  # By code that an append runs: it goes on to write.
                 self.poison.note(error)
@@ -227,21 +225,25 @@ class LocalLog:
 
         Files of its names that are there are in nobody's use: a roll that failed left them behind.
         """
+        segment = self._fresh_segment(base_offset)
+        self._make(segment)
+        return segment
+
+    def _make(self, segment: LogSegment) -> None:
         try:
-            segment = self._fresh_segment(base_offset)
+            segment.make(self.config)
         except StorageError as error:
             # One that is left empty behind the end would be the active one of the next load.
             with self.poison.if_it_fails():
-                self._delete_strays(base_offset)
+                self._delete_strays(segment.base_offset)
             if error.errno != errno.EEXIST:
                 raise
-            segment = self._fresh_segment(base_offset)
-        segment.owner = self._file_owner
-        return segment
+            segment.make(self.config)
 
     def _fresh_segment(self, base_offset: int) -> LogSegment:
+        """Return a new segment without files."""
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
-        return LogSegment(
+        segment = LogSegment(
             self.directory,
             base_offset,
             self.config,
@@ -250,8 +252,16 @@ class LocalLog:
             roll_jitter_ms=random.randrange(jitter_ms) if jitter_ms else 0,  # noqa: S311
             is_fresh=True,
         )
+        segment.owner = self._file_owner
+        return segment
 
-    def roll(self, expected_next_offset: int = 0, *, recovery_point: int = 0) -> LogSegment:
+    def roll(
+        self,
+        expected_next_offset: int = 0,
+        *,
+        recovery_point: int = 0,
+        is_to_append: bool = False,
+    ) -> LogSegment:
         """
         Seal the active segment and begin a new one at the log end, or at a higher offset.
 
@@ -259,9 +269,15 @@ class LocalLog:
         segment was flushed, its indexes are, too, before the new one is there: from then on it is
         not recovered after a crash. Else that is the flush's that comes later.
 
+        Args:
+            expected_next_offset: The base offset of the new segment, if it is above the log end.
+            recovery_point: Below it everything is durable.
+            is_to_append: :meth:`attach` comes next; it has less to do then, as a rule nothing.
+
         Source: Kafka ``LocalLog.roll``; spec 5.8.
         """
-        base_offset = max(expected_next_offset, self.log_end_offset)
+        log_end_offset = self.log_end_offset
+        base_offset = max(expected_next_offset, log_end_offset)
         active = self.segments.active
         existing = self.segments.get(base_offset)
         if existing is not None:
@@ -280,12 +296,19 @@ class LocalLog:
                 path=active.log_path,
                 offset=base_offset,
             )
-        self.detach(is_to_seal=True)
-        active.on_become_inactive()
-        if active.base_offset < self.log_end_offset <= recovery_point:
+        segment = self._fresh_segment(base_offset)
+        if active.base_offset < log_end_offset <= recovery_point:
+            self._seal(active, segment, RollStage.SEALED)
             with self.poison.if_it_fails():
                 active.flush_indexes()
-        segment = self.new_segment(base_offset)
+        elif self.config.preallocate:
+            self._seal(active, segment, RollStage.SEALED)
+        elif is_to_append and base_offset == log_end_offset:
+            self._seal(active, segment, RollStage.ATTACHED)
+        else:
+            self._seal(active, segment, RollStage.MADE)
+        if not segment.has_open_log:
+            self._make(segment)
         self.segments = self.segments.with_segment(segment)
         # A flush is going to need the file, and an error of the device is told to who had it open.
         self._open_sealed.append(active)
@@ -293,10 +316,21 @@ class LocalLog:
             self._open_sealed.popleft().release()
         return segment
 
-    def release_sealed(self) -> None:
-        """Close the files of sealed segments that were kept open to be flushed."""
-        while self._open_sealed:
-            self._open_sealed.popleft().release()
+    def _seal(self, active: LogSegment, following: LogSegment, until: RollStage) -> None:
+        """Seal the active segment; makes as much of the following one as is simple."""
+        OPEN_FILES.keep_within_bounds()
+        if not active.roll_to(following, until, segment_ms=self.config.max_segment_ms):
+            self.detach()
+            active.on_become_inactive()
+
+    def release_flushed(self) -> None:
+        """Close the files of sealed segments that were kept open to be flushed, and are."""
+        for _ in range(len(self._open_sealed)):
+            segment = self._open_sealed.popleft()
+            if segment.is_flushed or segment.is_closed:
+                segment.release()
+            else:
+                self._open_sealed.append(segment)
 
     def _delete_strays(self, base_offset: int) -> None:
         """Delete files of a segment that is not there."""

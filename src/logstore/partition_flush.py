@@ -158,7 +158,7 @@ class FlushedPartition(Partition):
         if segments and segments[-1].base_offset >= start:
             self._fsync_directory()
         with self._lock:  # What was the active segment may be sealed by now: its indexes wait.
-            self._local_log.release_sealed()
+            self._local_log.release_flushed()
             # A truncation in between may have put other bytes below the offset.
             if truncations == self._truncations.count and recovery_point > self.recovery_point:
                 self._watermarks.raise_recovery_point(recovery_point, self._clock.milliseconds())

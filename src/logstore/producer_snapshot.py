@@ -298,15 +298,8 @@ def write_snapshot(
     **Durability**: with ``sync`` the contents survive a power loss on return. A crash in between
     leaves a file that fails its CRC.
     """
-    write_snapshot_bytes(path, encode_snapshot(entries), sync=sync, files=files)
-
-
-def write_snapshot_bytes(path: Path, data: bytes, *, sync: bool, files: Files) -> None:
-    """Write the contents of a snapshot file as :func:`write_snapshot` does."""
-    if files.exists(path) and files.is_shared(path):
-        files.unlink(path)  # A snapshot of the store has the same file.
     # Truncating: a shorter one over a longer one would leave a tail (spec 2.8).
-    files.put_file(path, data, sync=sync)
+    files.put_file(path, encode_snapshot(entries), sync=sync)
 
 
 def read_snapshot(path: Path, *, files: Files = REAL_FILES) -> list[ProducerStateEntry]:

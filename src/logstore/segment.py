@@ -4,7 +4,8 @@ One segment of a log: a ``.log`` file and its indexes, and what changes them.
 =======================  =================================================================
 ``segment_files.py``     the four files under their names
 ``segment_reading.py``   what any thread may ask: sizes, offsets, timestamps
-this module              the writer, append, seal, recover, truncate, flush, close, delete
+``attached_segment.py``  the native writer has it, and rolls to the next one
+this module              append, seal, recover, truncate, flush, close, delete
 =======================  =================================================================
 
 Source: Kafka ``LogSegment``; spec section 4.
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from logstore.attached_segment import AttachableSegment
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.entries import largest_timestamp
 from logstore.errors import (
@@ -41,17 +43,16 @@ from logstore.segment_files import (
     TXN_INDEX_SUFFIX,
     segment_file_name,
 )
-from logstore.segment_reading import OffsetLocation, ReadableSegment, TimestampAndOffset
+from logstore.segment_reading import OffsetLocation, TimestampAndOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     import numpy.typing as npt
 
-    from logstore._native import Buffer, PatchedBatch, Writer
+    from logstore._native import Buffer, PatchedBatch
     from logstore.config import LogConfig
-    from logstore.fresh_indexes import FreshIndexes
     from logstore.leader_epoch import LeaderEpochCache
     from logstore.producer_state import ProducerStateManager
 
@@ -82,12 +83,11 @@ class UnflushedLog(NamedTuple):
     is_attached: bool
 
 
-class LogSegment(ReadableSegment):
+class LogSegment(AttachableSegment):
     """
     One ``.log`` file and its indexes: the unit of roll, retention and compaction.
 
-    Only the active (last) segment of a log is written. While a native writer is attached it owns
-    the counters (size, index entries, largest timestamp); detaching brings them back here.
+    Only the active (last) segment of a log is written.
 
     Invariants:
         * every byte below ``size_bytes`` belongs to a complete entry;
@@ -103,8 +103,9 @@ class LogSegment(ReadableSegment):
             ``index.interval.bytes`` and the roll jitter are fixed here for the segment's life.
         file_suffix: ``.cleaned``, ``.swap`` or nothing.
         file_already_exists: False creates the ``.log`` file if it is missing.
-        is_fresh: The ``.log`` file must be missing; indexes that are there are no segment's, and go
-            when this one's are made.
+        is_fresh: The ``.log`` file is missing, and made later: by :meth:`make`, or by the roll of
+            the segment before. Indexes that are there are no segment's, and go when this one's are
+            made.
         size_bytes: Its size, if the caller has looked already.
         roll_jitter_ms: How much earlier than segment.ms to roll.
         writable: False opens every file read-only.
@@ -112,16 +113,7 @@ class LogSegment(ReadableSegment):
     Source: Kafka ``LogSegment``.
     """
 
-    __slots__ = (
-        "_change_count",
-        "_clock",
-        "_end_at_last_look",
-        "_flushed_change_count",
-        "_leased",
-        "bytes_since_last_index_entry",
-        "created_ms",
-        "roll_jitter_ms",
-    )
+    __slots__ = ("_clock", "_flushed_change_count")
 
     def __init__(
         self,
@@ -145,26 +137,19 @@ class LogSegment(ReadableSegment):
             base_offset,
             config,
             files=files,
+            clock=clock,
             file_suffix=file_suffix,
-            writable=writable,
             are_indexes_sure=not file_already_exists,
+            roll_jitter_ms=roll_jitter_ms,
+            writable=writable,
             is_fresh=is_fresh,
         )
         self._clock = clock
-        self._change_count = 0
         self._flushed_change_count = -1  # What it was before a flush of everything; -1: never.
-        self._leased: Sequence[FileHandle] = ()  # By the writer, while it is attached.
-        self._end_at_last_look = -1  # Of an attached segment, see take_use.
-        self.roll_jitter_ms: Final = roll_jitter_ms
-        self.created_ms = clock.milliseconds()
-        self.bytes_since_last_index_entry = 0
-        if is_fresh or not (file_already_exists or files.exists(self.log_path)):
-            handle = self._open(os.O_RDWR | os.O_CREAT | (os.O_EXCL if is_fresh else 0))
-            if is_fresh and files.exists(self._path(TXN_INDEX_SUFFIX)):
-                files.unlink(self._path(TXN_INDEX_SUFFIX))
-            if config.preallocate:
-                with handle.lease() as fd:
-                    files.ftruncate(fd, config.segment_bytes)
+        if is_fresh:
+            size_bytes = 0
+        elif not (file_already_exists or files.exists(self.log_path)):
+            self._make(config, os.O_RDWR | os.O_CREAT)
             size_bytes = 0
         self._size_bytes = files.file_size(self.log_path) if size_bytes is None else size_bytes
         if self._size_bytes > SEGMENT_BYTES_MAX:
@@ -174,132 +159,25 @@ class LogSegment(ReadableSegment):
                 path=self.log_path,
             )
 
+    def make(self, config: LogConfig) -> None:
+        """
+        Make the ``.log`` file of a fresh segment.
+
+        Raises:
+            StorageError: One is there (EEXIST), or none can be made.
+        """
+        self._make(config, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if self._files.exists(self._path(TXN_INDEX_SUFFIX)):
+            self._files.unlink(self._path(TXN_INDEX_SUFFIX))
+
+    def _make(self, config: LogConfig, flags: int) -> None:
+        handle = self._open(flags)
+        if config.preallocate:
+            with handle.lease() as fd:
+                self._files.ftruncate(fd, config.segment_bytes)
+
     def __repr__(self) -> str:
         return f"LogSegment({self.log_path!r}, size_bytes={self.size_bytes})"
-
-    # -- the writer --------------------------------------------------------------------------------
-
-    def attach(self, writer: Writer, *, segment_ms: int) -> None:
-        """
-        Hand the counters and the open files to the native writer.
-
-        Makes and opens the index files if they are not there yet.
-        """
-        assert self._writer is None
-        self._change_count += 1
-        fresh = self._open_fresh_indexes()
-        if fresh is not None:
-            self._attach_fresh(writer, fresh, segment_ms)
-            return
-        offset_index, time_index = self.offset_index, self.time_index
-        self._unshare(self._size_bytes)
-        offset_index.unshare()
-        time_index.unshare()
-        largest = self.max_timestamp_and_offset_so_far()
-        last = time_index.last_entry
-        next_offset = writer.log_end_offset
-        rolling_based = self.rolling_based_timestamp()
-        leased: list[FileHandle] = []
-        try:
-            for handle in (self.handle, offset_index.handle, time_index.handle):
-                handle.acquire()
-                leased.append(handle)
-            writer.attach(
-                log_fd=leased[0].fd,
-                index_fd=leased[1].fd,
-                timeindex_fd=leased[2].fd,
-                base_offset=self.base_offset,
-                next_offset=next_offset,
-                size_bytes=self._size_bytes,
-                offset_entry_count=offset_index.entry_count,
-                offset_entries_max=offset_index.max_entries,
-                time_entry_count=time_index.entry_count,
-                time_entries_max=time_index.max_entries,
-                last_time_entry=(last.timestamp, last.offset),
-                bytes_since_last_index_entry=self.bytes_since_last_index_entry,
-                max_timestamp=largest.timestamp,
-                offset_of_max_timestamp=largest.offset,
-                rolling_based_timestamp=rolling_based,
-                created_ms=self.created_ms,
-                segment_ms=segment_ms - self.roll_jitter_ms,
-                path=self.log_path,
-            )
-        except BaseException:
-            _release_all(leased)
-            raise
-        self._leased = leased
-        self._writer = writer
-
-    def _attach_fresh(self, writer: Writer, fresh: FreshIndexes, segment_ms: int) -> None:
-        """Hand over the files of a new, empty segment: there is nothing to be looked up in it."""
-        assert self._size_bytes == 0
-        handle = self.handle
-        log_fd = handle.acquire()
-        try:
-            writer.attach(
-                log_fd=log_fd,
-                index_fd=fresh.offset_fd,
-                timeindex_fd=fresh.time_fd,
-                base_offset=self.base_offset,
-                next_offset=writer.log_end_offset,
-                offset_entries_max=fresh.offset_entries_max,
-                time_entries_max=fresh.time_entries_max,
-                offset_of_max_timestamp=self.base_offset,
-                created_ms=self.created_ms,
-                segment_ms=segment_ms - self.roll_jitter_ms,
-                path=self.log_path,
-            )
-        except BaseException:
-            handle.release()
-            raise
-        self._leased = [handle]
-        self._writer = writer
-
-    def detach(self, *, is_to_seal: bool = False) -> None:
-        """
-        Take the counters back from the writer; nothing happens if none is attached.
-
-        Args:
-            is_to_seal: :meth:`on_become_inactive` comes next.
-        """
-        writer = self._writer
-        if writer is None:
-            return
-        with self._guard:
-            state = writer.detach()
-            is_fresh = self._note_fresh_entries(state)
-            if not is_fresh:
-                self._note_entries(state.offset_entry_count, state.time_entry_count)
-            self._writer = None
-            self._size_bytes = state.size_bytes
-        self.bytes_since_last_index_entry = state.bytes_since_last_index_entry
-        self._max_timestamp_and_offset = TimestampOffset(
-            state.max_timestamp, state.offset_of_max_timestamp
-        )
-        self._rolling_based_timestamp = (
-            state.rolling_based_timestamp if state.size_bytes > 0 else None
-        )
-        if is_fresh:
-            if not is_to_seal:
-                self._make_indexes()
-        elif state.last_time_entry_timestamp >= 0:
-            self.time_index.note_last_entry(
-                TimestampOffset(state.last_time_entry_timestamp, state.last_time_entry_offset)
-            )
-        self._end_leases()
-
-    def _end_leases(self) -> None:
-        leased, self._leased = self._leased, ()
-        _release_all(leased)
-
-    def take_use(self) -> bool:
-        """Return whether files were used, or written, since this was last asked."""
-        was_used = super().take_use()
-        writer = self._writer
-        if writer is None:
-            return was_used
-        end, self._end_at_last_look = self._end_at_last_look, writer.log_end_offset
-        return was_used or end != self._end_at_last_look
 
     def resize_indexes(self) -> None:
         """Give both indexes room for appends; makes them if they are not there yet."""
@@ -396,15 +274,8 @@ class LogSegment(ReadableSegment):
 
         Source: Kafka ``onBecomeInactiveSegment``; spec 4.4.
         """
-        self.detach(is_to_seal=True)
+        self.detach()
         self._change_count += 1
-        with self.handle.lease() as log_fd:
-            try:
-                if self._seal_fresh_indexes(log_fd):
-                    return
-            except BaseException:
-                self._make_indexes()  # They know which entries there are; the next roll goes on.
-                raise
         self._append_last_time_entry()
         self.offset_index.trim_to_valid_size()
         self.time_index.trim_to_valid_size()
@@ -560,6 +431,11 @@ class LogSegment(ReadableSegment):
         if not log.is_attached:  # A writer changes files without saying so here.
             self._flushed_change_count = log.change_count
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the ``.log`` file is known to be durable as it is."""
+        return self._writer is None and self._change_count == self._flushed_change_count
+
     def start_flush(self) -> None:
         """Let the device begin with what :meth:`flush` will wait for of the ``.log`` file."""
         if self._change_count != self._flushed_change_count:
@@ -651,13 +527,3 @@ class LogSegment(ReadableSegment):
         """
         self.detach()
         self._delete_files()
-
-
-def _release_all(leased: Sequence[FileHandle]) -> None:
-    """End all leases, even if the end of one fails, as the last one of a closed file may."""
-    for number, handle in enumerate(leased):
-        try:
-            handle.release()
-        except BaseException:
-            _release_all(leased[number + 1 :])
-            raise

@@ -256,16 +256,17 @@ class SegmentFiles:
             assert self._fresh_indexes is None
             if not self._is_used:
                 self._note_use()
-            fresh = FreshIndexes(
-                self._path(INDEX_SUFFIX),
-                self._path(TIME_INDEX_SUFFIX),
-                self.base_offset,
-                self._index_bytes,
-                self._files,
+            offset_fd, time_fd = self._files.create_indexes(
+                self._path(TIME_INDEX_SUFFIX), self._path(INDEX_SUFFIX)
             )
-            self._fresh_indexes = fresh
-            self._is_fresh = False  # Whoever finds files of these names finds the log's.
-            return fresh
+            return self._take_fresh_indexes(offset_fd, time_fd)
+
+    def _take_fresh_indexes(self, offset_fd: int, time_fd: int) -> FreshIndexes:
+        """Take over index files that were made for this segment."""
+        fresh = FreshIndexes(offset_fd, time_fd, self._index_bytes, self._files)
+        self._fresh_indexes = fresh
+        self._is_fresh = False  # Whoever finds files of these names finds the log's.
+        return fresh
 
     def _note_fresh_entries(self, state: WriterState) -> bool:
         """Note what the writer has left in the index files; False: both objects are there."""
@@ -274,22 +275,6 @@ class SegmentFiles:
                 return False
             self._fresh_indexes.note_entries(state)
             return True
-
-    def _seal_fresh_indexes(self, log_fd: int) -> bool:
-        """
-        Seal the files of a segment whose indexes nobody has needed; False: the objects have to.
-
-        Raises:
-            StorageError: Each file is as before, or sealed.
-        """
-        with self._making_indexes:
-            fresh = self._fresh_indexes
-            if fresh is None or not fresh.seal(log_fd):
-                return False
-            self._fresh_indexes = None
-            self._are_indexes_unsynced = True  # A flush has to care for them.
-        fresh.close()
-        return True
 
     @property
     def index_bytes(self) -> int:

@@ -23,7 +23,6 @@ from logstore.producer_snapshot import (
     encode_snapshot,
     snapshot_file_name,
     snapshot_offset_of,
-    write_snapshot_bytes,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class SnapshotFiles:
         data = encode_snapshot(entries)
         is_same = offset in self._withdrawn and not sync and self._files.file_equals(path, data)
         if not is_same:
-            write_snapshot_bytes(path, data, sync=sync, files=self._files)
+            self._files.put_file(path, data, sync=sync)
         self._withdrawn.discard(offset)
         offsets = self._offsets
         if not offsets or offset > offsets[-1]:

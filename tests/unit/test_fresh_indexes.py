@@ -9,7 +9,7 @@ import os
 import pytest
 
 from logstore.clock import ManualClock
-from logstore.errors import StorageError
+from logstore.errors import LogStoreError, StorageError
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
@@ -19,10 +19,10 @@ OFFSET_ENTRY_BYTES = 8
 TIME_ENTRY_BYTES = 12
 
 
-def opened(path, files):
+def opened(path, files, settings=SETTINGS):
     clock = ManualClock()
     scheduler = ManualScheduler(clock)
-    return open_log(path, config=SETTINGS, clock=clock, scheduler=scheduler, files=files)
+    return open_log(path, config=settings, clock=clock, scheduler=scheduler, files=files)
 
 
 @pytest.fixture(name="files")
@@ -139,6 +139,44 @@ def test_a_roll_that_fails_anywhere(log, files, name):
     assert failures > 0
 
 
+LONG_APPEND = {**SETTINGS, "segment.bytes": 1024, "batch.bytes": 256}
+
+
+def long_append(log, count=60):
+    """Append so many records that the append rolls on its way, again and again."""
+    values = [b"%030d" % number for number in range(count)]
+    log.extend(values, timestamps=list(range(10**12, 10**12 + count)))
+
+
+@pytest.mark.parametrize("name", ["open", "pwrite", "close"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+def test_a_roll_inside_an_append_that_fails_anywhere(tmp_path, files, name, code):
+    """However far it has come: what was published stays, and the next append goes on."""
+    failures = 0
+    with opened(tmp_path / "log-0", files, LONG_APPEND) as log:
+        for at in range(1, 11):
+            segment_count, first = len(log.segments), log.log_end_offset
+            files.fail(name, code, at=at)
+            try:
+                long_append(log)
+            except LogStoreError as error:
+                failures += 1
+                cause = error.__cause__ or error
+                assert code == cause.errno
+            files.clear()
+            assert [] == list(log.check())
+            assert len(log.segments) >= segment_count
+            appended = [record.value for record in log.read(first)]
+            assert [b"%030d" % number for number in range(len(appended))] == appended
+            long_append(log)
+            assert first + len(appended) + 60 == log.log_end_offset
+        assert failures > 0
+        names = set(os.listdir(log.directory))
+        for segment in log.segments[:-1]:
+            stem = f"{segment.base_offset:020d}"
+            assert {f"{stem}.log", f"{stem}.index", f"{stem}.timeindex"} <= names
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
 @pytest.mark.parametrize("at", [1, 2])
 def test_index_files_that_cannot_be_made(log, files, code, at):
@@ -177,6 +215,23 @@ def test_files_of_these_names_are_replaced(log):
     append(log)
     log.roll()
     assert 6 == log.segments[2].offset_index.last_offset
+
+
+@pytest.mark.parametrize("suffix", [".log", ".txnindex", ".index", ".timeindex"])
+def test_files_of_these_names_are_replaced_inside_an_append(tmp_path, files, suffix):
+    """The same where one native call makes all of them."""
+    with opened(tmp_path / "log-0", files, LONG_APPEND) as log:
+        long_append(log)
+        base_offset = log.segments[1].base_offset
+        end = log.log_end_offset
+        with open(os.path.join(log.directory, f"{end + base_offset:020d}{suffix}"), "xb") as file:
+            file.write(b"\xff" * 100)
+        log.roll()  # Like the first segment, so that the next one begins as far behind it.
+        long_append(log)
+        assert end + base_offset in [segment.base_offset for segment in log.segments]
+        assert 120 == sum(1 for _ in log)
+        assert [] == list(log.check())
+        assert [] == log.collect_aborted_transactions(0, 120)
 
 
 def test_a_log_that_nobody_closes_leaves_no_descriptors(tmp_path):

@@ -54,6 +54,7 @@ LAYERS = [
     {"recovery"},
     {"index_repair"},
     {"segment_reading"},
+    {"attached_segment"},
     {"segment"},
     {
         "cleaned_segment",

@@ -10,6 +10,7 @@ import pytest
 
 from logstore.checkpoint import RECOVERY_POINT_CHECKPOINT, OffsetCheckpointFile
 from logstore.errors import PoisonedError, StorageError
+from logstore.log_flush import flush_log_files
 from logstore.partition_flush import FLUSH_INDEXES_DELAY_MS
 from logstore.sealed_files import SealedFiles
 from logstore.simulated_files import FailingFiles, SimulatedFiles
@@ -87,6 +88,27 @@ def test_what_is_sealed_during_a_flush_gets_one_of_its_own(tmp_path, monkeypatch
     advance(session, FLUSH_INDEXES_DELAY_MS)
     log.maybe_increment_log_start_offset(1)
     assert 31 == log.recovery_point == kept_recovery_point(session)
+    log.close()
+
+
+def test_what_is_sealed_during_a_flush_stays_open(tmp_path, monkeypatch):
+    """Until it is flushed itself: an error of the device is told to who had the file open."""
+    session = rolled(tmp_path, FailingFiles())
+    log = session.log
+
+    def roll_once(*arguments):
+        monkeypatch.undo()
+        log.append(b"30")
+        log.roll()
+        flush_log_files(*arguments)
+
+    monkeypatch.setattr("logstore.partition_flush.flush_log_files", roll_once)
+    log.flush(30)
+    *flushed, sealed, _ = log.segments
+    assert [] == [segment for segment in flushed if segment.has_open_log]
+    assert sealed.has_open_log
+    log.flush()
+    assert not sealed.has_open_log
     log.close()
 
 

@@ -130,13 +130,12 @@ from logstore._native.writer import (
     BATCH_BYTES,
     PREALLOCATE_BYTES,
     ROLLING_BASED_TIMESTAMP_UNKNOWN,
-    Appended,
     NativeLog,
     PatchedBatch,
     Writer,
-    WriterState,
     load_published,
 )
+from logstore._native.writer_results import Appended, Rolled, RollStage, WriterState
 
 __all__ = [
     "ALONE",
@@ -208,6 +207,8 @@ __all__ = [
     "RecordColumns",
     "RecordFilter",
     "RecordGetter",
+    "RollStage",
+    "Rolled",
     "ScanResult",
     "ScannedBatch",
     "TailReader",

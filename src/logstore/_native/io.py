@@ -119,7 +119,8 @@ def path_of(fd: int) -> str | None:
         return None
 
 
-def _encode(path: Path) -> bytes:
+def encode_path(path: Path) -> bytes:
+    """Return a path as the system takes it."""
     # What os.fsencode does, without its calls: they are most of what opening a file takes here.
     encoded = path.encode(_ENCODING, _ERRORS) if type(path) is str else os.fsencode(path)
     if b"\0" in encoded:
@@ -217,7 +218,7 @@ class NativeFiles:
 
     def open(self, path: Path, flags: int, mode: int = 0o666) -> int:
         """Open ``path`` with the system's ``os.O_*`` flags and return its descriptor."""
-        fd = lib.ls_io_open(self.io, _encode(path), flags, mode)
+        fd = lib.ls_io_open(self.io, encode_path(path), flags, mode)
         if fd < 0:
             _fail(fd, "open", path)
         return fd  # type: ignore[no-any-return]
@@ -276,7 +277,7 @@ class NativeFiles:
 
     def file_equals(self, path: Path, data: bytes) -> bool:
         """Whether a file has exactly these contents; a missing one has not."""
-        rc = lib.ls_io_file_equals(self.io, _encode(path), data, len(data))
+        rc = lib.ls_io_file_equals(self.io, encode_path(path), data, len(data))
         if rc < 0 and rc != -errno.ENOENT:
             _fail(rc, "read", path)
         return rc == 1  # type: ignore[no-any-return]
@@ -285,9 +286,11 @@ class NativeFiles:
         """
         Give a file new contents, in place: a crash may leave anything of the old and the new ones.
 
+        One that has a second name leaves it the old ones.
+
         **Durability:** with ``sync`` the contents survive a power loss on return.
         """
-        rc = lib.ls_io_put_file(self.io, _encode(path), data, len(data), sync)
+        rc = lib.ls_io_put_file(self.io, encode_path(path), data, len(data), sync)
         if rc < 0:
             _fail(rc, f"write {len(data)} bytes", path)
 
@@ -298,45 +301,10 @@ class NativeFiles:
         Files of these names are in nobody's use and are replaced. If this raises, neither is there.
         """
         fds = ffi.new("int32_t[2]")
-        rc = lib.ls_io_create_indexes(self.io, _encode(timeindex), _encode(index), fds)
+        rc = lib.ls_io_create_indexes(self.io, encode_path(timeindex), encode_path(index), fds)
         if rc < 0:
             _fail(rc, "make the index files", index)
         return fds[0], fds[1]
-
-    def seal_segment(
-        self,
-        log_fd: int,
-        index_fd: int,
-        timeindex_fd: int,
-        *,
-        log_bytes: int,
-        index_bytes: int,
-        timeindex_bytes: int,
-        last_time_entry: bytes,
-    ) -> bool:
-        """
-        Append the last time index entry, and cut from a segment's files what is behind the entries.
-
-        Returns:
-            False: nothing was done, because there is something in an index with a second name.
-
-        If this raises, each of the files is as before, or sealed.
-        """
-        sealing = ffi.new("struct ls_sealing *")
-        sealing.log_bytes = log_bytes
-        sealing.index_bytes = index_bytes
-        sealing.timeindex_bytes = timeindex_bytes
-        sealing.log_fd = log_fd
-        sealing.index_fd = index_fd
-        sealing.timeindex_fd = timeindex_fd
-        sealing.time_entry_bytes = len(last_time_entry)
-        sealing.time_entry[0 : len(last_time_entry)] = last_time_entry
-        rc = lib.ls_io_seal_segment(self.io, sealing)
-        if rc == lib.LS_E_SLOW:
-            return False
-        if rc < 0:
-            _fail(rc, "cut the files of a segment to what is in them", path_of(log_fd))
-        return True
 
     def fallocate(self, fd: int, position: int, size: int) -> bool:
         """Reserve space without changing the file's size; False where that does not exist."""
@@ -457,43 +425,43 @@ class NativeFiles:
 
         Source: Kafka ``Utils.flushDir``; with ``missing_ok``, ``Utils.flushDirIfExists``.
         """
-        rc = lib.ls_io_fsync_dir(self.io, _encode(path))
+        rc = lib.ls_io_fsync_dir(self.io, encode_path(path))
         if rc < 0 and not (missing_ok and rc == -errno.ENOENT):
             _fail(rc, "fsync", path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename atomically, replacing ``target``."""
-        rc = lib.ls_io_rename(self.io, _encode(source), _encode(target))
+        rc = lib.ls_io_rename(self.io, encode_path(source), encode_path(target))
         if rc < 0:
             _fail(rc, f"rename {os.fspath(source)} to {os.fspath(target)}", source)
 
     def link(self, source: Path, target: Path) -> None:
         """Give the file ``source`` a second name."""
-        rc = lib.ls_io_link(self.io, _encode(source), _encode(target))
+        rc = lib.ls_io_link(self.io, encode_path(source), encode_path(target))
         if rc < 0:
             _fail(rc, f"link {os.fspath(source)} to {os.fspath(target)}", source)
 
     def unlink(self, path: Path, *, missing_ok: bool = False) -> None:
         """Remove a file's name."""
-        rc = lib.ls_io_unlink(self.io, _encode(path))
+        rc = lib.ls_io_unlink(self.io, encode_path(path))
         if rc < 0 and not (missing_ok and rc == -errno.ENOENT):
             _fail(rc, "delete", path)
 
     def mkdir(self, path: Path, mode: int = 0o777) -> None:
         """Make a directory."""
-        rc = lib.ls_io_mkdir(self.io, _encode(path), mode)
+        rc = lib.ls_io_mkdir(self.io, encode_path(path), mode)
         if rc < 0:
             _fail(rc, "mkdir", path)
 
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
-        rc = lib.ls_io_rmdir(self.io, _encode(path))
+        rc = lib.ls_io_rmdir(self.io, encode_path(path))
         if rc < 0:
             _fail(rc, "rmdir", path)
 
     def set_modified_ms(self, path: Path, modified_ms: int) -> None:
         """Set the modification time, in milliseconds since the epoch."""
-        rc = lib.ls_io_set_modified(self.io, _encode(path), modified_ms)
+        rc = lib.ls_io_set_modified(self.io, encode_path(path), modified_ms)
         if rc < 0:
             _fail(rc, "set the modification time", path)
 

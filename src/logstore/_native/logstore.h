@@ -154,7 +154,7 @@ int64_t ls_io_copy_all(ls_io *io, int32_t source, int64_t source_position, int32
                        int64_t target_position, int64_t size);
 /*
  * Give a file new contents, in place: a crash leaves the old ones, the new, or anything in between.
- * `sync`: they survive a power loss on return.
+ * One that has a second name leaves it the old ones. `sync`: they survive a power loss on return.
  */
 int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t size, bool sync);
 
@@ -165,23 +165,13 @@ int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t s
  */
 int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, const char *index, int32_t fds[2]);
 
-/* A segment that is full: where its files end. */
-struct ls_sealing {
-    int64_t log_bytes;
-    int64_t index_bytes;
-    int64_t timeindex_bytes; /* without the last entry */
-    int32_t log_fd;
-    int32_t index_fd;
-    int32_t timeindex_fd;
-    int32_t time_entry_bytes; /* 0: no last entry */
-    uint8_t time_entry[12];   /* the last entry, to be written first */
-};
+struct ls_segment;
 /*
- * Cut from the files what is behind that. LS_E_SLOW: nothing was done, because there is something in
- * an index that has a second name, and that may not be cut in place. After another error each is as
- * before, or cut.
+ * Write the last time index entry of a segment that is full, and cut from its three files what is
+ * behind their contents. LS_E_SLOW: nothing was done, because there is something in an index that has
+ * a second name, and that may not be cut in place. After another error each is as before, or cut.
  */
-int64_t ls_io_seal_segment(ls_io *io, const struct ls_sealing *sealing);
+int64_t ls_io_seal_segment(ls_io *io, const struct ls_segment *segment);
 
 /*
  * fdatasync of several files, all of which the device gets at once. `flushed`: how many are durable,
@@ -882,6 +872,26 @@ int64_t ls_writer_configure(ls_writer *writer, const struct ls_writer_config *co
 int64_t ls_writer_attach(ls_writer *writer, const struct ls_segment *segment);
 /* Gives back what was allocated ahead; the writer holds no descriptor afterwards. LS_E_CLOSED: none attached. */
 int64_t ls_writer_detach(ls_writer *writer, struct ls_segment *state);
+
+/* How far a roll has come. */
+enum ls_roll_stage {
+    LS_ROLL_NOTHING,  /* nothing was done: it takes more than this, or nothing is attached */
+    LS_ROLL_DETACHED, /* the old segment is not sealed: each file is as before, or sealed */
+    LS_ROLL_SEALED,   /* it is; its index descriptors are closed, even if that has failed */
+    LS_ROLL_REFUSED,  /* and of the new one nothing could be made; perhaps a name is left */
+    LS_ROLL_MADE,     /* the .log file of the new segment is there */
+    LS_ROLL_ATTACHED  /* its indexes, too; the writer has it */
+};
+/*
+ * Seal the attached segment, make another one, and attach that (ls_writer_roll.c): what a roll does with
+ * files, in one call. `until` is LS_ROLL_SEALED, LS_ROLL_MADE or LS_ROLL_ATTACHED.
+ *
+ * stem: path of the new files without their suffixes. old: out, what ls_writer_detach gives. next: in,
+ * the new segment but for its descriptors, which are the caller's to close: those of the stage reached.
+ * The stage, and in `why` the error that kept it from going on, 0 if none did.
+ */
+int64_t ls_writer_roll(ls_writer *writer, const char *stem, int32_t until, struct ls_segment *old,
+                       struct ls_segment *next, int64_t *why);
 int64_t ls_writer_state(ls_writer *writer, struct ls_segment *state, bool may_wait);
 /*
  * Write the index entries that single appends hold back until there are some: a lookup wants them in

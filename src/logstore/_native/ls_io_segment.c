@@ -10,9 +10,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "ls_internal.h"
 #include "ls_io.h"
 
-enum { FILE_MODE = 0666 };
+enum { FILE_MODE = 0666, OFFSET_ENTRY_BYTES = 8, TIME_ENTRY_BYTES = 12 };
 
 /* An empty file, whose name nobody has or only what is in nobody's use. The fd, or an error. */
 static int64_t create_file(ls_io *io, const char *path) {
@@ -45,28 +46,32 @@ static int64_t must_cut(int32_t fd, int64_t size, bool is_shared_whole) {
     return is_shared_whole && status.st_nlink > 1 ? LS_E_SLOW : 1;
 }
 
-int64_t ls_io_seal_segment(ls_io *io, const struct ls_sealing *sealing) {
-    int64_t timeindex_bytes = sealing->timeindex_bytes + sealing->time_entry_bytes;
-    int64_t cut_index = must_cut(sealing->index_fd, sealing->index_bytes, true);
+int64_t ls_io_seal_segment(ls_io *io, const struct ls_segment *segment) {
+    int64_t index_bytes = segment->offset_entry_count * OFFSET_ENTRY_BYTES;
+    int64_t timeindex_bytes = segment->time_entry_count * TIME_ENTRY_BYTES;
+    bool has_last_entry = segment->max_timestamp > segment->last_time_entry_timestamp;
+    int64_t sealed_bytes = timeindex_bytes + (has_last_entry ? TIME_ENTRY_BYTES : 0);
+    int64_t cut_index = must_cut(segment->index_fd, index_bytes, true);
     if (cut_index < 0) return cut_index;
-    int64_t cut_timeindex = must_cut(sealing->timeindex_fd, timeindex_bytes, true);
+    int64_t cut_timeindex = must_cut(segment->timeindex_fd, sealed_bytes, true);
     if (cut_timeindex < 0) return cut_timeindex;
-    int64_t cut_log = must_cut(sealing->log_fd, sealing->log_bytes, false);
+    int64_t cut_log = must_cut(segment->log_fd, segment->size_bytes, false);
     if (cut_log < 0) return cut_log;
 
     int64_t result = 0;
-    if (sealing->time_entry_bytes > 0) {
-        result = ls_io_write_all(io, sealing->timeindex_fd, sealing->time_entry,
-                                 sealing->time_entry_bytes, sealing->timeindex_bytes);
+    if (has_last_entry) {
+        int64_t relative_offset = segment->offset_of_max_timestamp - segment->base_offset;
+        uint8_t entry[TIME_ENTRY_BYTES];
+        ls_store_be64(entry, (uint64_t)segment->max_timestamp);
+        ls_store_be32(entry + 8, (uint32_t)relative_offset);
+        result = ls_io_write_all(io, segment->timeindex_fd, entry, sizeof entry, timeindex_bytes);
     }
-    if (result >= 0 && cut_index) {
-        result = ls_io_ftruncate(io, sealing->index_fd, sealing->index_bytes);
-    }
+    if (result >= 0 && cut_index) result = ls_io_ftruncate(io, segment->index_fd, index_bytes);
     if (result >= 0 && cut_timeindex) {
-        result = ls_io_ftruncate(io, sealing->timeindex_fd, timeindex_bytes);
+        result = ls_io_ftruncate(io, segment->timeindex_fd, sealed_bytes);
     }
     if (result >= 0 && cut_log) {
-        result = ls_io_ftruncate(io, sealing->log_fd, sealing->log_bytes);
+        result = ls_io_ftruncate(io, segment->log_fd, segment->size_bytes);
     }
     return result < 0 ? result : 0;
 }
@@ -88,7 +93,15 @@ int64_t ls_io_fdatasync_together(ls_io *io, const int32_t *fds, int32_t count, i
 }
 
 int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t size, bool sync) {
-    int64_t fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_TRUNC, FILE_MODE);
+    int64_t fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_EXCL, FILE_MODE);
+    if (fd == -EEXIST) {
+        struct stat status;
+        if (stat(path, &status) == 0 && status.st_nlink > 1) {
+            int64_t unlinked = ls_io_unlink(io, path);
+            if (unlinked < 0) return unlinked;
+        }
+        fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_TRUNC, FILE_MODE);
+    }
     if (fd < 0) return fd;
     int64_t result = ls_io_write_all(io, (int32_t)fd, bytes, size, 0);
     if (result >= 0 && sync) result = ls_io_fdatasync(io, (int32_t)fd);

@@ -112,6 +112,7 @@ PyObject *ls_py_writer_exclusive(PyObject *self, PyObject *const *args, Py_ssize
 PyObject *ls_py_writer_is_forked(PyObject *self, PyObject *address);
 PyObject *ls_py_writer_settle(PyObject *self, PyObject *address);
 PyObject *ls_py_writer_detach(PyObject *self, PyObject *address);
+PyObject *ls_py_writer_roll(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_writer_state(PyObject *self, PyObject *address);
 PyObject *ls_py_writer_flush(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *ls_py_own_writer(PyObject *self, PyObject *address);

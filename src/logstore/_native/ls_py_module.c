@@ -86,6 +86,7 @@ static PyMethodDef functions[] = {
     {"writer_exclusive", FASTCALL(ls_py_writer_exclusive), METH_FASTCALL, NULL},
     {"writer_flush", FASTCALL(ls_py_writer_flush), METH_FASTCALL, NULL},
     {"writer_detach", ls_py_writer_detach, METH_O, NULL},
+    {"writer_roll", FASTCALL(ls_py_writer_roll), METH_FASTCALL, NULL},
     {"writer_state", ls_py_writer_state, METH_O, NULL},
     {"own_writer", ls_py_own_writer, METH_O, NULL},
     {"append_encoded", FASTCALL(ls_py_append_encoded), METH_FASTCALL, NULL},

@@ -122,6 +122,43 @@ static PyObject *state_tuple(const struct ls_segment *state) {
         (long long)state->offset_of_max_timestamp, (long long)state->rolling_based_timestamp);
 }
 
+/*
+ * writer_roll(writer, stem, until, base_offset, offset_entries_max, time_entries_max, created_ms,
+ * segment_ms) -> (stage, why, log_fd, index_fd, timeindex_fd, state). Without the GIL.
+ */
+PyObject *ls_py_writer_roll(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    (void)self;
+    int64_t address, numbers[6], why = 0;
+    if (count != 8) return PyErr_Format(PyExc_TypeError, "writer_roll takes 8 arguments");
+    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 2, 6, numbers) < 0) return NULL;
+    const char *stem = PyBytes_AsString(args[1]);
+    if (stem == NULL) return NULL;
+    ls_writer *writer = writer_at(address);
+    struct ls_segment old = {0};
+    struct ls_segment next = {
+        .base_offset = numbers[1],
+        .next_offset = numbers[1],
+        .offset_entries_max = numbers[2],
+        .time_entries_max = numbers[3],
+        .last_time_entry_timestamp = -1,
+        .last_time_entry_offset = numbers[1],
+        .max_timestamp = -1,
+        .offset_of_max_timestamp = numbers[1],
+        .rolling_based_timestamp = INT64_MIN,
+        .created_ms = numbers[4],
+        .segment_ms = numbers[5],
+        .log_fd = -1,
+        .index_fd = -1,
+        .timeindex_fd = -1,
+    };
+    int64_t stage;
+    Py_BEGIN_ALLOW_THREADS;
+    stage = ls_writer_roll(writer, stem, (int32_t)numbers[0], &old, &next, &why);
+    Py_END_ALLOW_THREADS;
+    return Py_BuildValue("LLiiiN", (long long)stage, (long long)why, (int)next.log_fd,
+                         (int)next.index_fd, (int)next.timeindex_fd, state_tuple(&old));
+}
+
 /* writer_detach(writer) -> state, or error. It writes and cuts: without the GIL. */
 PyObject *ls_py_writer_detach(PyObject *self, PyObject *address) {
     (void)self;

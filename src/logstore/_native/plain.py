@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logstore._native._core import ffi, lib
-from logstore._native.io import NativeFiles, _encode
+from logstore._native.io import NativeFiles, encode_path
 from logstore._native.kernels import IndexState, address_of
 
 ENTRIES_MAX = 4096
@@ -61,7 +61,7 @@ class PlainSegments:
         segment.size_bytes = size_bytes
         segment.leader_epoch = leader_epoch
         entries = address_of(self._entries)
-        stem = _encode(path)
+        stem = encode_path(path)
         is_plain = lib.ls_is_plain_segment(
             self._files.io,
             stem + b".log",

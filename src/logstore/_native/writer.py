@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from logstore._native._core import ffi, lib
 from logstore._native.columns import Columns
-from logstore._native.io import check
+from logstore._native.io import check, encode_path
 from logstore._native.kernels import BATCH_DTYPE, Buffer, address_of, size_of, view_of
 from logstore._native.objects import objects
+from logstore._native.writer_results import Appended, Ready, Rolled, RollStage, WriterState
 from logstore.errors import (
     CorruptRecordError,
     InvalidRecordError,
@@ -46,6 +47,7 @@ _exclusive = objects.writer_exclusive
 _is_forked = objects.writer_is_forked
 _own_writer = objects.own_writer
 _publish = objects.writer_publish
+_roll = objects.writer_roll
 _settle = objects.writer_settle
 _state = objects.writer_state
 
@@ -113,80 +115,6 @@ if TYPE_CHECKING:
 
 else:
     NativeLog = objects.NativeLog
-
-
-class WriterState(NamedTuple):
-    """
-    What appends have made of the attached segment.
-
-    Attributes:
-        log_end_offset: Next offset; with ``publish=False`` it may be ahead of the published one.
-        size_bytes: End of the last complete batch.
-        offset_entry_count: Entries of the offset index.
-        time_entry_count: Entries of the time index.
-        last_time_entry_timestamp: Of the last time index entry, -1 when there is none.
-        last_time_entry_offset: Of the same.
-        bytes_since_last_index_entry: See spec 4.2.
-        max_timestamp: Largest so far, -1 when there is none.
-        offset_of_max_timestamp: Last offset of the batch that has it.
-        rolling_based_timestamp: Max timestamp of the first batch, or
-            ``ROLLING_BASED_TIMESTAMP_UNKNOWN`` before it.
-    """
-
-    log_end_offset: int
-    size_bytes: int
-    offset_entry_count: int
-    time_entry_count: int
-    last_time_entry_timestamp: int
-    last_time_entry_offset: int
-    bytes_since_last_index_entry: int
-    max_timestamp: int
-    offset_of_max_timestamp: int
-    rolling_based_timestamp: int
-
-
-class Appended(NamedTuple):
-    """
-    What an append wrote.
-
-    Attributes:
-        first_offset: Of its first record.
-        record_count: Fewer than asked for: the segment must roll first, then append the rest.
-        position: Of its first byte in the segment.
-        size_bytes: Bytes written.
-        max_timestamp: Largest of its timestamps, -1 without records.
-        offset_of_max_timestamp: Last offset of the batch that has it.
-    """
-
-    first_offset: int
-    record_count: int
-    position: int
-    size_bytes: int
-    max_timestamp: int
-    offset_of_max_timestamp: int
-
-
-class Ready(NamedTuple):
-    """
-    What ready batches were, and where they are now.
-
-    Attributes:
-        first_offset: Of the first batch, as written.
-        last_offset: Of the last one.
-        last_offset_of_first_batch: As it came: a leader has changed it.
-        max_timestamp: Of all batches; -1 for none.
-        offset_of_max_timestamp: Last offset of the first batch that has it; -1 for none.
-        last_leader_epoch: Of the last batch, as it came.
-        last_codec: Of the last compressed batch; 0 without one.
-    """
-
-    first_offset: int
-    last_offset: int
-    last_offset_of_first_batch: int
-    max_timestamp: int
-    offset_of_max_timestamp: int
-    last_leader_epoch: int
-    last_codec: int
 
 
 class Writer:
@@ -363,6 +291,37 @@ class Writer:
         if type(state) is int:
             check(state, "detach the segment", self.path)
         return WriterState._make(state)
+
+    def roll(
+        self,
+        stem: str,
+        until: RollStage,
+        *,
+        base_offset: int,
+        offset_entries_max: int,
+        time_entries_max: int,
+        created_ms: int,
+        segment_ms: int,
+    ) -> Rolled:
+        """
+        Seal the attached segment, whose indexes nobody has open but for it, and make the next one.
+
+        Args:
+            stem: Path of the new files without their suffixes.
+            until: How far to go: sealed, made or attached.
+            base_offset: Of the new segment: the log end offset, if it is to be attached.
+            offset_entries_max: As :meth:`attach` takes it; so the others.
+            time_entries_max: See there.
+            created_ms: See there.
+            segment_ms: See there.
+
+        Raises:
+            ValueError: The path has a null byte in it.
+        """
+        numbers = base_offset, offset_entries_max, time_entries_max, created_ms, segment_ms
+        answer = _roll(self.address, encode_path(stem), until, *numbers)
+        stage, why, log_fd, index_fd, timeindex_fd, state = answer
+        return Rolled(stage, why, log_fd, index_fd, timeindex_fd, WriterState._make(state))
 
     def trim(self) -> None:
         """Free the room allocated ahead and the staging buffer: for a log that is idle."""
