@@ -95,8 +95,9 @@ class OffsetMapBuilder:
             mapped = self._map.map_section(
                 batch.section(self._bytes_max),
                 batch.record_count,
-                batch.base_offset,
-                self._start_offset,
+                base_offset=batch.base_offset,
+                last_offset=batch.last_offset,
+                start_offset=self._start_offset,
             )
             stats.map_messages_read += mapped.records_read
             stats.map_null_keys += mapped.null_keys

@@ -12,6 +12,7 @@ from logstore._native import (
     CLEAN_INVALID,
     OFFSET_MAP_ENTRY_BYTES,
     RecordFilter,
+    crc32c,
     siphash128,
 )
 from logstore.offset_map import BYTES_PER_ENTRY, OffsetMap
@@ -220,6 +221,36 @@ class TestSuperseded:
         cleaned, kept = self.clean(data, noted=1000)
 
         assert cleaned.records_invalid > 0
+        assert (cleaned, kept) == self.clean(data, noted=0)
+
+    @staticmethod
+    def sealed(batch):
+        """Return a batch that was changed, with the CRC of what it is now."""
+        return bytes(batch[:17]) + crc32c(batch[21:]).to_bytes(4, "big") + bytes(batch[21:])
+
+    def test_an_offset_beyond_its_batch_is_not_noted(self):
+        """It is another batch's record, too, whose key does not come again."""
+        stray = bytearray(encode_batch([(0, 0, b"x", b"v", ()), (5, 0, b"a", b"v", ())]))
+        stray[23:27] = bytes(4)  # The last offset delta.
+        data = self.sealed(stray) + encode_batch([(5, 0, b"b", b"v", ())], base_offset=1)
+        data += encode_batch([(9, 0, b"a", b"v", ())], base_offset=9)
+        cleaned, kept = self.clean(data, noted=100)
+
+        assert 3 == cleaned.records_retained
+        assert (cleaned, kept) == self.clean(data, noted=0)
+
+    def test_an_offset_below_its_batch_is_not_noted(self):
+        """The record behind it has the batch's first offset, and its key comes again."""
+        stray = bytearray(
+            encode_batch([(5, 0, b"b", b"v", ()), (6, 0, b"a", b"v", ())], base_offset=5)
+        )
+        first, second = 61 + 3, 61 + 1 + stray[61] // 2 + 3
+        assert (0, 2) == (stray[first], stray[second])  # The offset deltas 0 and 1.
+        stray[first], stray[second] = 1, 0  # And now -1 and 0.
+        data = self.sealed(stray) + encode_batch([(9, 0, b"a", b"v", ())], base_offset=9)
+        cleaned, kept = self.clean(data, noted=100)
+
+        assert 2 == cleaned.records_retained
         assert (cleaned, kept) == self.clean(data, noted=0)
 
     def test_offsets_that_do_not_ascend_are_not_noted(self):

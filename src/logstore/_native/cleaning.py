@@ -202,7 +202,13 @@ class NativeOffsetMap:
         return Mapped(mapped.bytes_read, mapped.records_read, mapped.null_keys, mapped.stop)
 
     def map_section(
-        self, section: Buffer, record_count: int, base_offset: int, start_offset: int
+        self,
+        section: Buffer,
+        record_count: int,
+        *,
+        base_offset: int,
+        last_offset: int,
+        start_offset: int,
     ) -> Mapped:
         """Put the records of one plain section; see ``ls_map_section``."""
         view = ffi.from_buffer(section)
@@ -213,6 +219,7 @@ class NativeOffsetMap:
             len(view),
             record_count,
             base_offset,
+            last_offset - base_offset,
             start_offset,
             mapped,
         )

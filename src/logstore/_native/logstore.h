@@ -408,8 +408,8 @@ void ls_map_batches(struct ls_offset_map *map, uintptr_t bytes, int64_t size, in
                     int32_t flags, int64_t batches_max, struct ls_mapped *mapped);
 /* The same for one plain records section; latest_offset does not get to the batch's last offset. */
 void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,
-                    int32_t record_count, int64_t base_offset, int64_t start_offset,
-                    struct ls_mapped *mapped);
+                    int32_t record_count, int64_t base_offset, int32_t last_offset_delta,
+                    int64_t start_offset, struct ls_mapped *mapped);
 
 /* Neighbours that stay, by positions in their section. */
 struct ls_run {

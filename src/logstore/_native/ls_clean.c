@@ -87,14 +87,17 @@ static bool choose_by_key(struct filtering *filtering) {
     const uint8_t *at = batch->records;
     int32_t remaining = batch->record_count;
     bool is_sound = ls_look_ahead(filtering->map, at, batch->end, remaining, block);
+    ls_ask_for_slots(filtering->map, block);
     while (is_sound && block->count > 0) {
         at = block->begins[block->count];
         remaining -= block->count;
         is_sound = ls_look_ahead(filtering->map, at, batch->end, remaining, next);
-        for (int32_t index = 0; index < block->count; ++index)
+        for (int32_t index = 0; index < block->count; ++index) {
+            ls_ask_for_slot(filtering->map, next, index);
             if (retains(filtering, block, index, keeps_tombstones))
                 retain(filtering, block->begins[index], block->begins[index + 1],
                        block->timestamp_deltas[index], block->have_value[index]);
+        }
         struct ls_ahead *done = block;
         block = next;
         next = done;
@@ -111,6 +114,9 @@ static bool is_noted(const struct ls_offset_map *map, const struct ls_open_batch
 /*
  * Decide about each record by what the map noted of its offset: all of them were looked at when it
  * was built, or are above its end. False: it cannot be said of one.
+ *
+ * Offsets ascend, or nothing is noted. So where the next offset is superseded, the next record has
+ * it, and nothing more of it needs a look.
  */
 static bool choose_by_offset(struct filtering *filtering) {
     const struct ls_offset_map *map = filtering->map;
@@ -119,13 +125,22 @@ static bool choose_by_offset(struct filtering *filtering) {
     int64_t first = batch->base_offset - map->base_offset;
     int64_t tombstones_from = map->latest_offset - batch->base_offset;
     const uint8_t *at = batch->records;
+    int64_t next_delta = 0;
     for (int32_t index = 0; index < batch->record_count; ++index) {
-        struct ls_record record;
         const uint8_t *begin = at;
+        if (next_delta <= batch->last_offset_delta && ls_is_superseded(map, first + next_delta)) {
+            const uint8_t *body;
+            at = ls_record_end(begin, batch->end, &body);
+            if (at == NULL) return false;
+            next_delta += 1;
+            continue;
+        }
+        struct ls_record record;
         at = ls_parse_record(begin, batch->end, &record);
         if (at == NULL) return false;
         int32_t delta = record.offset_delta;
-        if (delta < 0 || delta > batch->last_offset_delta) return false;
+        if (delta < next_delta || delta > batch->last_offset_delta) return false;
+        next_delta = (int64_t)delta + 1;
         if (ls_is_superseded(map, first + delta)) continue;
         bool has_value = record.value_size >= 0;
         if (!has_value && !keeps_tombstones && delta <= tombstones_from) continue;

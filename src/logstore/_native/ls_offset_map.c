@@ -75,18 +75,35 @@ int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_
     return ls_map_get(map, hash[0], hash[1]);
 }
 
-/* Put the records of one block; LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL. */
-LS_INLINE enum ls_clean_stop put_records(struct ls_offset_map *map, const struct ls_ahead *ahead,
-                                         int64_t base_offset, int64_t start_offset,
+/* A plain records section, and from which offset on its records are put. */
+struct section {
+    const uint8_t *records;
+    const uint8_t *end;
+    int64_t base_offset;
+    int64_t start_offset;
+    int32_t last_offset_delta;
+    int32_t record_count;
+};
+
+/*
+ * Put the records of one block, and ask for the slots of the next; LS_CLEAN_END, LS_CLEAN_INVALID or
+ * LS_CLEAN_FULL.
+ */
+LS_INLINE enum ls_clean_stop put_records(struct ls_offset_map *map, const struct section *section,
+                                         const struct ls_ahead *ahead, const struct ls_ahead *next,
                                          struct ls_mapped *mapped, struct superseded *superseded) {
     for (int32_t index = 0; index < ahead->count; ++index) {
-        int64_t offset = ls_wrapping_add(base_offset, ahead->offset_deltas[index]);
+        ls_ask_for_slot(map, next, index);
+        int32_t delta = ahead->offset_deltas[index];
+        int64_t offset = ls_wrapping_add(section->base_offset, delta);
         bool has_key = ahead->keys.sizes[index] >= 0;
-        if (offset >= start_offset && !has_key) {
+        /* An offset outside of the batch may be another record's, too. */
+        if (LS_UNLIKELY(delta < 0 || delta > section->last_offset_delta)) map->superseded_count = 0;
+        if (offset >= section->start_offset && !has_key) {
             mapped->null_keys += 1;
             map->superseded_count = 0; /* They go, too, and are counted then. */
         }
-        if (offset >= start_offset && has_key) {
+        if (offset >= section->start_offset && has_key) {
             if (offset < 0) return LS_CLEAN_INVALID;
             if (!ls_offset_map_has_room(map, offset)) return LS_CLEAN_FULL;
             if (put(map, ahead->keys.hash0[index], ahead->keys.hash1[index], offset, superseded) !=
@@ -98,53 +115,59 @@ LS_INLINE enum ls_clean_stop put_records(struct ls_offset_map *map, const struct
     return LS_CLEAN_END;
 }
 
-static enum ls_clean_stop put_block(struct ls_offset_map *map, const struct ls_ahead *ahead,
-                                    int64_t base_offset, int64_t start_offset,
+static enum ls_clean_stop put_block(struct ls_offset_map *map, const struct section *section,
+                                    const struct ls_ahead *ahead, const struct ls_ahead *next,
                                     struct ls_mapped *mapped) {
     struct superseded superseded;
     superseded.count = 0;
-    enum ls_clean_stop stop =
-        put_records(map, ahead, base_offset, start_offset, mapped, &superseded);
+    enum ls_clean_stop stop = put_records(map, section, ahead, next, mapped, &superseded);
     note_superseded(map, &superseded);
     return stop;
 }
 
 /* The records of one section; LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL. */
-static enum ls_clean_stop map_section(struct ls_offset_map *map, const uint8_t *at,
-                                      const uint8_t *end, int32_t record_count, int64_t base_offset,
-                                      int64_t start_offset, struct ls_mapped *mapped) {
+static enum ls_clean_stop map_section(struct ls_offset_map *map, const struct section *section,
+                                      struct ls_mapped *mapped) {
     struct ls_ahead blocks[2];
     struct ls_ahead *block = &blocks[0];
     struct ls_ahead *next = &blocks[1];
-    int32_t remaining = record_count;
-    bool is_sound = ls_look_ahead(map, at, end, remaining, block);
+    const uint8_t *at = section->records;
+    int32_t remaining = section->record_count;
+    bool is_sound = ls_look_ahead(map, at, section->end, remaining, block);
+    ls_ask_for_slots(map, block);
     while (block->count > 0) {
+        at = block->begins[block->count];
         remaining -= block->count;
-        bool is_next_sound =
-            is_sound && ls_look_ahead(map, block->begins[block->count], end, remaining, next);
-        enum ls_clean_stop stop = put_block(map, block, base_offset, start_offset, mapped);
+        next->count = 0;
+        bool is_next_sound = is_sound && ls_look_ahead(map, at, section->end, remaining, next);
+        enum ls_clean_stop stop = put_block(map, section, block, next, mapped);
         if (stop != LS_CLEAN_END) return stop;
         if (!is_sound) return LS_CLEAN_INVALID;
-        at = block->begins[block->count];
         struct ls_ahead *done = block;
         block = next;
         next = done;
         is_sound = is_next_sound;
     }
-    return is_sound && at == end ? LS_CLEAN_END : LS_CLEAN_INVALID;
+    return is_sound && at == section->end ? LS_CLEAN_END : LS_CLEAN_INVALID;
 }
 
-void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,
-                    int32_t record_count, int64_t base_offset, int64_t start_offset,
+void ls_map_section(struct ls_offset_map *map, uintptr_t bytes, int64_t size, int32_t record_count,
+                    int64_t base_offset, int32_t last_offset_delta, int64_t start_offset,
                     struct ls_mapped *mapped) {
     assert(map->entries_max <= map->slot_count);
     assert(start_offset >= 0);
 
-    const uint8_t *at = (const uint8_t *)section;
+    const struct section section = {
+        .records = (const uint8_t *)bytes,
+        .end = (const uint8_t *)bytes + size,
+        .base_offset = base_offset,
+        .start_offset = start_offset,
+        .last_offset_delta = last_offset_delta,
+        .record_count = record_count,
+    };
     *mapped = (struct ls_mapped){.stop = LS_CLEAN_INVALID};
     if (record_count < 0) return;
-    mapped->stop =
-        (int32_t)map_section(map, at, at + size, record_count, base_offset, start_offset, mapped);
+    mapped->stop = (int32_t)map_section(map, &section, mapped);
     if (mapped->stop == LS_CLEAN_END) mapped->bytes_read = size;
 }
 
@@ -160,8 +183,15 @@ static enum ls_clean_stop map_batch(struct ls_offset_map *map, const uint8_t *at
     if (batch.attributes & special) return LS_CLEAN_SPECIAL;
     if (!ls_has_right_crc(at, &batch)) return LS_CLEAN_INVALID;
 
-    enum ls_clean_stop stop = map_section(map, batch.records, batch.end, batch.record_count,
-                                          batch.base_offset, start_offset, mapped);
+    const struct section section = {
+        .records = batch.records,
+        .end = batch.end,
+        .base_offset = batch.base_offset,
+        .start_offset = start_offset,
+        .last_offset_delta = batch.last_offset_delta,
+        .record_count = batch.record_count,
+    };
+    enum ls_clean_stop stop = map_section(map, &section, mapped);
     if (stop != LS_CLEAN_END) return stop;
     int64_t last_offset = batch.base_offset + batch.last_offset_delta;
     if (last_offset >= start_offset) map->latest_offset = last_offset;

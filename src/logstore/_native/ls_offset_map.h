@@ -75,8 +75,7 @@ struct ls_ahead {
 
 /*
  * Parse and hash up to LS_KEYS_MAX records. False: the record behind the last one of them breaks
- * the format. Nothing waits for a slot: they are asked for, and the next block is looked at before
- * they are.
+ * the format.
  */
 LS_INLINE bool ls_look_ahead(const struct ls_offset_map *map, const uint8_t *at, const uint8_t *end,
                              int32_t record_count, struct ls_ahead *ahead) {
@@ -96,10 +95,23 @@ LS_INLINE bool ls_look_ahead(const struct ls_offset_map *map, const uint8_t *at,
     }
     ahead->count = count;
     ls_hash_keys(map->secret, &ahead->keys, count);
-    for (int32_t index = 0; index < count; ++index)
-        if (ahead->keys.sizes[index] >= 0)
-            __builtin_prefetch(ls_map_slot(map, ahead->keys.hash1[index]), 1);
     return count == wanted;
+}
+
+/*
+ * Have the slot of a record, if there is one, brought into the cache. Asked for one at a time, each
+ * between two records of the block before, they come while those are looked at; asked for all at
+ * once, they are more than a core waits for at a time.
+ */
+LS_INLINE void ls_ask_for_slot(const struct ls_offset_map *map, const struct ls_ahead *ahead,
+                               int32_t index) {
+    if (index < ahead->count && ahead->keys.sizes[index] >= 0)
+        __builtin_prefetch(ls_map_slot(map, ahead->keys.hash1[index]), 1);
+}
+
+LS_INLINE void ls_ask_for_slots(const struct ls_offset_map *map, const struct ls_ahead *ahead) {
+    for (int32_t index = 0; index < ahead->count; ++index)
+        ls_ask_for_slot(map, ahead, index);
 }
 
 #endif

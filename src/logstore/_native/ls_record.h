@@ -129,12 +129,9 @@ LS_INLINE const uint8_t *ls_parse_inside(const uint8_t *at, const uint8_t *next,
     return at < next ? ls_pass_headers(at, next, record) : NULL;
 }
 
-/*
- * Parse the record at `at`; reads only [at, end). Returns the byte after it, or NULL if it breaks a
- * rule of the format. A size below -1 counts as null in Kafka; here too.
- */
-LS_INLINE const uint8_t *ls_parse_record(const uint8_t *at, const uint8_t *end,
-                                         struct ls_record *record) {
+/* Where the record at `at` ends, and its body begins; NULL: it is cut off, or too small for one. */
+LS_INLINE const uint8_t *ls_record_end(const uint8_t *at, const uint8_t *end,
+                                       const uint8_t **body) {
     uint32_t bits;
     if (LS_LIKELY(end - at >= LS_VARINT_BYTES_MAX)) {
         at = ls_get_varint_inside(at, &bits);
@@ -144,9 +141,21 @@ LS_INLINE const uint8_t *ls_parse_record(const uint8_t *at, const uint8_t *end,
     if (LS_UNLIKELY(at == NULL)) return NULL;
     int32_t body_size = ls_unzigzag32(bits);
     if (LS_UNLIKELY(body_size < LS_RECORD_BYTES_MIN - 1 || body_size > end - at)) return NULL;
-    const uint8_t *next = at + body_size;
-    if (LS_LIKELY(end - next >= LS_INSIDE_BYTES)) return ls_parse_inside(at, next, record);
-    return ls_parse_last(at, next, record);
+    *body = at;
+    return at + body_size;
+}
+
+/*
+ * Parse the record at `at`; reads only [at, end). Returns the byte after it, or NULL if it breaks a
+ * rule of the format. A size below -1 counts as null in Kafka; here too.
+ */
+LS_INLINE const uint8_t *ls_parse_record(const uint8_t *at, const uint8_t *end,
+                                         struct ls_record *record) {
+    const uint8_t *body;
+    const uint8_t *next = ls_record_end(at, end, &body);
+    if (LS_UNLIKELY(next == NULL)) return NULL;
+    if (LS_LIKELY(end - next >= LS_INSIDE_BYTES)) return ls_parse_inside(body, next, record);
+    return ls_parse_last(body, next, record);
 }
 
 #endif
