@@ -18,7 +18,10 @@ from sampling import IS_CI, IS_NIGHTLY
 from logstore.testing import open_log_store
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+# Derby, which comes with Spark, would write derby.log where the tests are started.
+JVM_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto -Dderby.stream.error.file=/dev/null"
+)
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": JVM_OPTIONS,

@@ -13,6 +13,7 @@ pytest.importorskip("fastavro", reason="needs the extra [formats]")
 import pyarrow.parquet as pq
 
 import logstore
+from logstore.cli import main
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.pipelines.export import export
 from logstore.spark.pipelines.ingest import ingest
@@ -134,3 +135,37 @@ class TestExport:
         ):
             with pytest.raises(SparkSourceError, match=text):
                 self.run(spark, path, **options)
+
+    def test_a_topic_into_a_table(self, spark, path, capsys):
+        """By the command: a micro-batch of which a part was written is completed, not repeated."""
+        url = f"jdbc:derby:{path.parent / 'database'};create=true"
+        command = ["pipeline", "export", str(path), "orders", url, "--table", "orders", "--json"]
+        command += ["--schema", "id long", "--checkpoint", str(path.parent / "state")]
+
+        def run():
+            assert 0 == main(command)
+            return json.loads(capsys.readouterr().out)["row_count"]
+
+        assert 40 == run()
+        rows = spark.read.format("jdbc").options(url=url, dbtable="orders").load()
+        assert {"_partition", "_offset", "_timestamp", "_key", "_batch", "id"} == set(rows.columns)
+        connection = spark._jvm.java.sql.DriverManager.getConnection(url)
+        try:  # As after a kill within a commit of a database without transactions.
+            connection.createStatement().execute('DELETE FROM orders WHERE "_offset" >= 5')
+        finally:
+            connection.close()
+        for name in ("0", ".0.crc"):
+            (path.parent / "state/commits" / name).unlink()
+        assert 40 == run()
+        assert list(range(40)) == sorted(row.id for row in rows.collect())
+        assert 0 == run()
+
+    def test_what_a_destination_has_no_use_for(self, path, capsys):
+        command = ["pipeline", "export", str(path), "orders", "--checkpoint", "state"]
+        for more, text in (
+            (["lake", "--table", "orders"], "leave out --table"),
+            (["jdbc:derby:x", "--table", "x", "--partition-by", "id"], "leave out --partition-by"),
+            (["jdbc:derby:x"], "say --table"),
+        ):
+            assert 2 == main([*command, *more])
+            assert text in capsys.readouterr().err

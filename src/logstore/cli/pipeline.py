@@ -1,4 +1,4 @@
-"""``logstore pipeline``: files into a topic, a topic into Parquet, by Spark."""
+"""``logstore pipeline``: files into a topic, a topic into Parquet or a database, by Spark."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ examples:
       --timestamp time_hour --partitions 4 --checkpoint state/ingest-flights
   logstore pipeline export data flights lake/flights --schema 'carrier string, dep_delay double' \\
       --partition-by 'day=date(_timestamp)' --checkpoint state/export-flights
+  logstore pipeline export data flights 'jdbc:derby:lake/db;create=true' --table flights \\
+      --schema 'carrier string, dep_delay double' --checkpoint state/flights-table
 
 Each runs until nothing is left and ends; run it again for what has come since. A run that was
 killed is completed by the next: each row is there once. A checkpoint belongs to one pipeline.
@@ -36,8 +38,12 @@ examples:
       --partition-by 'day=date(_timestamp)' --target-file-size 64MiB --checkpoint state/lake
   logstore pipeline export data orders lake/orders --schema 'id long' --mode quarantine \\
       --quarantine lake/orders-refused --checkpoint state/lake
+  logstore pipeline export data orders jdbc:postgresql://db/shop --table orders \\
+      --schema 'id long, total double' --option user=shop --password-file secrets/db \\
+      --driver-jar postgresql.jar --checkpoint state/orders-table
 
-Columns are those of the value, and _partition, _offset, _timestamp, _key.
+Columns are those of the value, and _partition, _offset, _timestamp, _key; in a table _batch as
+well, by which a repeated micro-batch is known. Derby is the database that comes with Spark.
 """
 UNITS = {
     "": 1,
@@ -55,7 +61,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add this subcommand."""
     parser = commands.add_parser(
         "pipeline",
-        help="files into a topic, a topic into Parquet, by Spark",
+        help="files into a topic, a topic into Parquet or a database, by Spark",
         epilog=EXAMPLE,
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
@@ -80,8 +86,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     ingest.add_argument("--partitions", type=int, default=1, help="of a topic that is made")
     ingest.set_defaults(run=_ingest)
 
-    export = _add(kinds, "export", "write a topic as partitioned Parquet", EXPORT_EXAMPLE)
-    export.add_argument("destination", type=Path, help="a directory")
+    export = _add(kinds, "export", "a topic as partitioned Parquet, or in a table", EXPORT_EXAMPLE)
+    export.add_argument("destination", help="a directory, or a database's URL: jdbc:…")
     _add_value(export, "by --schema, or one column `value`")
     export.add_argument("--schema", help="of the value: DDL, or @FILE with an Avro schema")
     export.add_argument(
@@ -96,9 +102,23 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="a column, or an expression in SQL, that becomes directories",
     )  # fmt: skip
     export.add_argument(
-        "--target-file-size", type=_size, default=128 << 20, metavar="SIZE",
-        help="such as 64MiB (default: 128MiB)",
+        "--target-file-size", type=_size, metavar="SIZE", help="such as 64MiB (default: 128MiB)"
+    )
+    table = export.add_argument_group("of a table")
+    table.add_argument("--table", metavar="NAME", help="made if it is missing")
+    table.add_argument(
+        "--column-types", metavar="TYPES", help="if it is made, such as 'carrier VARCHAR(2)'"
+    )
+    table.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE",
+        help="of Spark's JDBC source, such as user=shop",
     )  # fmt: skip
+    table.add_argument(
+        "--password-file", type=Path, metavar="FILE", help="its first line is the password"
+    )
+    table.add_argument(
+        "--driver-jar", type=Path, metavar="FILE", help="the database's driver, if Spark has none"
+    )
     export.set_defaults(run=_export)
 
 
@@ -162,31 +182,83 @@ def _ingest(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from logstore.spark.pipelines.export import export
-    from logstore.spark.pipelines.session import local_session
-
     if not arguments.store.is_dir():
         raise FileNotFoundError(f"there is no directory {arguments.store}; check the path")
+    is_table = arguments.destination.startswith("jdbc:")
+    _check_destination(arguments, is_table)
     schema = arguments.schema
     if schema is not None and schema.startswith("@"):
         schema = Path(schema[1:]).read_text("utf-8")
-    done = export(
+    values = {
+        "checkpoint": arguments.checkpoint,
+        "value_format": arguments.value,
+        "schema": schema,
+        "mode": arguments.mode,
+        "quarantine": arguments.quarantine,
+    }
+    done = (_export_table if is_table else _export_files)(arguments, values)
+    if arguments.json:
+        print(json.dumps(done._asdict(), separators=(",", ":")))
+        return 0
+    where = arguments.table if is_table else counted(done.file_count, "file")
+    print(f"{counted(done.row_count, 'record')} in {where}")
+    if done.quarantined_count:
+        print(f"  {done.quarantined_count:,} of them in {arguments.quarantine}")
+    return 0
+
+
+def _check_destination(arguments: argparse.Namespace, is_table: bool) -> None:
+    """Refuse what a destination of this kind has no use for."""
+    of_files = {
+        "--partition-by": arguments.partition_by,
+        "--target-file-size": arguments.target_file_size,
+    }
+    of_tables = {
+        "--table": arguments.table,
+        "--column-types": arguments.column_types,
+        "--option": arguments.option,
+        "--password-file": arguments.password_file,
+        "--driver-jar": arguments.driver_jar,
+    }
+    wrong = [name for name, value in (of_files if is_table else of_tables).items() if value]
+    if wrong:
+        kind = "table" if is_table else "directory"
+        raise ValueError(f"{arguments.destination} is a {kind}; leave out {', '.join(wrong)}")
+    if is_table and not arguments.table:
+        raise ValueError(f"{arguments.destination} is a database; say --table")
+
+
+def _export_files(arguments: argparse.Namespace, values: dict[str, Any]) -> Any:
+    from logstore.spark.pipelines.export import TARGET_FILE_BYTES, export
+    from logstore.spark.pipelines.session import local_session
+
+    return export(
         local_session(arguments.master),
         arguments.store,
         arguments.topic,
         arguments.destination,
-        checkpoint=arguments.checkpoint,
-        value_format=arguments.value,
-        schema=schema,
-        mode=arguments.mode,
-        quarantine=arguments.quarantine,
         partition_by=arguments.partition_by,
-        target_file_bytes=arguments.target_file_size,
+        target_file_bytes=arguments.target_file_size or TARGET_FILE_BYTES,
+        **values,
     )
-    if arguments.json:
-        print(json.dumps(done._asdict(), separators=(",", ":")))
-        return 0
-    print(f"{counted(done.row_count, 'record')} in {counted(done.file_count, 'file')}")
-    if done.quarantined_count:
-        print(f"  {done.quarantined_count:,} of them in {arguments.quarantine}")
-    return 0
+
+
+def _export_table(arguments: argparse.Namespace, values: dict[str, Any]) -> Any:
+    from logstore.spark.pipelines.jdbc_export import export_jdbc
+    from logstore.spark.pipelines.session import local_session
+
+    options = settings_of(arguments.option)
+    if arguments.password_file is not None:
+        lines = arguments.password_file.read_text("utf-8").splitlines()
+        options["password"] = lines[0] if lines else ""
+    jar = arguments.driver_jar
+    return export_jdbc(
+        local_session(arguments.master, {} if jar is None else {"spark.jars": str(jar.resolve())}),
+        arguments.store,
+        arguments.topic,
+        arguments.destination,
+        arguments.table,
+        column_types=arguments.column_types,
+        options=options,
+        **values,
+    )
