@@ -28,10 +28,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
-from logstore.errors import LogExistsError, LogNotFoundError, StorageError
+from logstore.errors import ConfigError, LogExistsError, LogNotFoundError, StorageError
 from logstore.files import REAL_FILES, Files
 from logstore.forked_log import become_reader_of_parent
 from logstore.log import Log, make_directory
+from logstore.log_directory import META_PROPERTIES
 from logstore.partition_state import PartitionState
 from logstore.scheduler import Scheduler
 from logstore.segment import LOG_SUFFIX
@@ -67,7 +68,7 @@ def open(
         LockedError: Another handle or process is writing the log; not with mode ``"r"``.
         LogExistsError: Mode ``"x"``, and there is a log.
         LogNotFoundError: Mode ``"r"``, and there is none.
-        ConfigError: Every wrong setting, or a name that a broker would stop at.
+        ConfigError: Every wrong setting, a name that a broker would stop at, or a store's path.
         StorageError: A file cannot be read or written, or the path is a file's.
 
     After an unclean end the log is recovered from its recovery point on: ``docs/durability.md``.
@@ -106,6 +107,11 @@ def open_log(
     if files.exists(directory) and not files.is_directory(directory):
         raise StorageError(
             f"{directory} is a file; give the directory of a log", errno.ENOTDIR, path=directory
+        )
+    if files.exists(os.path.join(directory, META_PROPERTIES)):
+        raise ConfigError(
+            [f"{directory} is a store, not a log; use open_store(), or open a partition in it"],
+            path=directory,
         )
     if mode == "r":
         return view_log(directory, settings, files=files, clock=clock, scheduler=scheduler)

@@ -119,6 +119,16 @@ class TestModes:
         assert [] == os.listdir()
 
 
+@pytest.mark.parametrize("mode", ["a", "x", "r"])
+def test_a_store_is_no_log(tmp_path, mode):
+    """Who gives a store's directory is told so, and nothing is made there."""
+    logstore.open_store(tmp_path / "data").close()
+    before = sorted(os.listdir(tmp_path / "data"))
+    with pytest.raises(logstore.ConfigError, match="is a store, not a log; use open_store"):
+        logstore.open(tmp_path / "data", mode=mode)
+    assert before == sorted(os.listdir(tmp_path / "data"))
+
+
 @pytest.mark.parametrize("mode", ["a", "r", "x"])
 def test_a_file_is_no_log(tmp_path, mode):
     """A path that is a file's is refused as such, in each mode."""
