@@ -71,7 +71,7 @@ LINKED_SUFFIXES: Final = (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)
 Batch: TypeAlias = RecordBatch | LegacyEntry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Restored:
     """
     A store that was made of a snapshot.
@@ -96,6 +96,12 @@ class Restored:
     linked_bytes: int = 0
     copied_bytes: int = 0
     copied_because: str | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Restored {self.path!r} partitions={len(self.end_offsets)} cuts={len(self.cuts)}"
+            f" linked_bytes={self.linked_bytes} copied_bytes={self.copied_bytes}>"
+        )
 
 
 def restore(

@@ -54,7 +54,7 @@ CUTS_MAX: Final = 20
 ProgressListener: TypeAlias = Callable[[int, int], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """
     A store as it was at one moment: what :meth:`LogStore.snapshot` has made.
@@ -78,6 +78,12 @@ class Snapshot:
     copied_bytes: int
     reused_bytes: int = 0
     copied_because: str | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Snapshot {self.path!r} partitions={len(self.end_offsets)}"
+            f" linked_bytes={self.linked_bytes} copied_bytes={self.copied_bytes}>"
+        )
 
 
 @dataclass(slots=True)

@@ -110,6 +110,7 @@ class TestContents:
         snapshot = store.snapshot(tmp_path / "copy")
         store["orders", 0].append(b"later")
         assert str(tmp_path / "copy") == snapshot.path
+        assert f"copy' partitions={len(before)} linked_bytes=" in repr(snapshot)
         assert {each: log[-1][0] + 1 for each, log in before.items()} == snapshot.end_offsets
         with read_only(tmp_path / "copy") as copy:
             assert before == records(copy)
@@ -394,7 +395,7 @@ class TestWhileWriting:
                 seen = [
                     int(value.split()[1]) for value in exact[0] if value.startswith(name.encode())
                 ]
-                moved = copy.positions(name).get("plain", 0)
+                moved = copy.positions(name).get(("plain", 0))
                 assert max(seen, default=None) == moved
                 assert not any(number % 5 == 4 for number in seen)
 
