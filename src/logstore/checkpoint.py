@@ -32,7 +32,8 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from operator import index
+from typing import Final, NamedTuple, SupportsIndex, TypeVar
 
 from logstore.errors import CorruptCheckpointError, InconsistentTopicIdError, StorageError
 from logstore.files import REAL_FILES, TEMPORARY_SUFFIX, Files, Path
@@ -65,6 +66,20 @@ class TopicPartition(NamedTuple):
 
     topic: str
     partition: int
+
+    @classmethod
+    def of(cls, place: tuple[str, int]) -> TopicPartition:
+        """
+        Return it for a topic and a number that a user gives.
+
+        Raises:
+            TypeError: It is not these two.
+        """
+        if isinstance(place, tuple) and len(place) == 2:
+            topic, partition = place
+            if isinstance(topic, str) and isinstance(partition, SupportsIndex):
+                return cls(topic, index(partition))
+        raise TypeError(f'{place!r} is no partition; give a topic and a number: ("orders", 0)')
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"

@@ -4,7 +4,7 @@ Positions: where a group goes on reading, kept in ``__consumer_offsets``.
 ::
 
     positions = store.positions("billing")
-    start = positions.get("orders", 0, default=0)
+    start = positions.get(("orders", 0), default=0)
     ...
     positions.commit({("orders", 0): 42})
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, overload
 
 from logstore.checkpoint import TopicPartition
 from logstore.control_record import ControlRecordType
@@ -242,7 +242,8 @@ class OffsetMetadataManager:
                 f" offset.metadata.max.bytes {self._settings.metadata_max_bytes}; shorten it"
             )
         rows: list[RecordFields] = []
-        for (topic, partition), offset in positions.items():
+        for place, offset in positions.items():
+            topic, partition = TopicPartition.of(place)
             value = None
             if offset is not None:
                 if offset < 0:
@@ -328,13 +329,17 @@ class Positions:
         """Its name."""
         return self._group
 
-    def get(self, topic: str, partition: int, default: int | None = None) -> int | None:
+    @overload
+    def get(self, place: tuple[str, int], /) -> int | None: ...
+    @overload
+    def get(self, place: tuple[str, int], /, default: int) -> int: ...
+    def get(self, place: tuple[str, int], /, default: int | None = None) -> int | None:
         """Return the offset of the next record to read, or ``default`` if there is none."""
-        found = self.describe().get(TopicPartition(topic, partition))
+        found = self.describe().get(TopicPartition.of(place))
         return default if found is None else found.offset
 
     def __getitem__(self, place: tuple[str, int]) -> int:
-        return self.describe()[TopicPartition(*place)].offset
+        return self.describe()[TopicPartition.of(place)].offset
 
     def __contains__(self, place: object) -> bool:
         return place in self.describe()
@@ -439,7 +444,7 @@ class Positions:
             ValueError: ``to`` is none of these; or relative, and a partition has no position.
         """
         known = self.describe()
-        chosen = sorted(known) if places is None else [TopicPartition(*place) for place in places]
+        chosen = sorted(known) if places is None else [TopicPartition.of(place) for place in places]
         positions = {}
         for place in chosen:
             log = self._manager.store[place]

@@ -13,7 +13,7 @@ from typing import Protocol
 from logstore._native import Buffer
 from logstore.config import LogConfig
 from logstore.errors import UnknownTopicError
-from logstore.given_records import GivenRecords, Headers, given_records
+from logstore.given_records import GivenRecords, Headers, check_buffer, given_records
 from logstore.log import Log
 from logstore.partitioner import (
     HEADER_BYTES,
@@ -176,6 +176,8 @@ class Topic:
         Errors of an append are those of ``Log.append``.
         """
         if partition is None:
+            check_buffer(key, "key")
+            check_buffer(value, "value")
             partition = self.choose_partition(key, value, headers)
         offset = self[partition].append(
             value, key=key, headers=headers, timestamp=timestamp, sync=sync

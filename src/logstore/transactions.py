@@ -161,8 +161,8 @@ class Transaction:
             RecordTooLargeError: A batch of the topic has no room for the record.
             StorageError: It cannot be written; abort.
         """
-        check_buffer(value, "a value")
-        check_buffer(key, "a key")
+        check_buffer(value, "value")
+        check_buffer(key, "key")
         with self._lock:
             self._check_open()
             place = self._place(topic, key, value, headers)
@@ -308,7 +308,7 @@ class Transaction:
         return TopicPartition(*topic)
 
     def _check_name(self, topic: Place) -> None:
-        name = topic if isinstance(topic, str) else topic[0]
+        name = topic if isinstance(topic, str) else TopicPartition.of(topic).topic
         if name in INTERNAL_TOPICS:
             raise InvalidTxnStateError(
                 f"{name} is the coordinators' own; use commit_positions() for positions",

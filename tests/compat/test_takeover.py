@@ -175,7 +175,7 @@ def write_with_store(store, first_position=None):
         with store.transaction("till") as transaction:  # The one that a client had.
             for number in range(PARTITIONS):
                 transaction.append(("orders", number), f"our {name}".encode())
-            position = store.positions("billing").get("orders", 0, first_position)
+            position = store.positions("billing").get(("orders", 0), first_position)
             transaction.commit_positions("billing", {("orders", 0): position + 1})
     with contextlib.suppress(KeyError), store.transaction("our own") as transaction:
         transaction.append(("orders", 1), b"never")

@@ -30,7 +30,7 @@ class TestMapping:
     def test_empty(self, store):
         """Without a commit there is nothing, and nothing is made."""
         positions = store.positions("g")
-        assert (None, 7) == (positions.get("a", 0), positions.get("a", 0, 7))
+        assert (None, 7) == (positions.get(("a", 0)), positions.get(("a", 0), 7))
         assert ([], {}, set(), 0) == (
             list(positions),
             positions.lag(),
@@ -41,6 +41,22 @@ class TestMapping:
         assert [] == store.offsets.groups()
         with pytest.raises(KeyError):
             positions["a", 0]
+
+    @pytest.mark.parametrize("place", ["orders", ("orders", "0"), ("orders",), 0, None])
+    def test_no_partition(self, store, place):
+        """What is no (topic, partition) is told so, wherever it is given."""
+        positions = store.positions("g")
+        transaction = store.transaction("t")
+        for call in (
+            lambda: positions[place],
+            lambda: positions.get(place),
+            lambda: positions.commit({place: 1}),
+            lambda: positions.reset("latest", [place]),
+            lambda: transaction.commit_positions("g", {place: 1}),
+        ):
+            with pytest.raises(TypeError, match="is no partition; give a topic and a number"):
+                call()
+        transaction.abort()
 
     def test_commit(self, store):
         """What was committed last holds; other groups are others."""
@@ -179,8 +195,8 @@ class TestTransactions:
         """Consume, process, produce: a crash between any two steps repeats or skips nothing."""
         positions = store.positions("copy")
         crashes = iter([True, False, True, True, False, False, False])
-        while positions.get("a", 0, 0) < 10:
-            start = positions.get("a", 0, 0)
+        while positions.get(("a", 0), 0) < 10:
+            start = positions.get(("a", 0), 0)
             transaction = store.transaction("copy")
             for record in store["a", 0].read(start, limit=3):
                 transaction.append(("b", 0), record.value)

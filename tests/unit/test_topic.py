@@ -92,3 +92,17 @@ def test_options_of_append(store):
         record.timestamp,
     )
     assert 1 == topic[0].recovery_point
+
+
+@pytest.mark.parametrize(("value", "key"), [("v", None), (5, None), (b"v", "k"), (b"v", 5)])
+def test_text_is_no_record(store, value, key):
+    """A value or key of another type is named, in a topic and in a transaction."""
+    topic = store.create_topic("orders", partitions=2)
+    what = "key" if key is not None else "value"
+    with store.transaction("t") as transaction:
+        for append in (
+            topic.append,
+            lambda *given, **more: transaction.append("orders", *given, **more),
+        ):
+            with pytest.raises(TypeError, match=f"^a {what} is bytes"):
+                append(value, key=key)

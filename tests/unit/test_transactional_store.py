@@ -45,7 +45,7 @@ def test_exactly_once(path):
         store = logstore.open_store(path, config=FEW)
         positions = store.positions("copy")
         with store.transaction("copy") as transaction:
-            start = positions.get("in", 0, 0)
+            start = positions.get(("in", 0), 0)
             for record in store["in", 0].read(start, limit=3):
                 transaction.append("out", record.value, key=record.value)
                 start = record.offset + 1
