@@ -67,4 +67,6 @@ def listens(host, port):
         socket.create_connection((host, port)).close()
     except ConnectionRefusedError:
         return False
+    except ConnectionResetError:
+        return True  # It is about to end.
     return True

@@ -29,6 +29,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
+from patience import PATIENCE_SECONDS
 from staged_records import staged
 
 import logstore
@@ -50,7 +51,6 @@ TOPICS = {
 }
 # Nothing is cleaned behind the test's back: it compares all that was written.
 BROKER = {"log.cleaner.enable": "false"}
-WAIT_SECONDS = 30
 AUDITED = 7  # A position of a group.
 LASTS = {b"last %d" % number for number in range(4)}
 
@@ -82,7 +82,7 @@ def served(broker):
         ]
         consumer.assign([TopicPartition(*place, OFFSET_BEGINNING) for place in places])
         ended = set()
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while len(ended) < len(places):
             assert time.monotonic() < deadline, f"{set(places) - ended} have no end"
             for message in consumer.consume(500, timeout=1):
@@ -109,7 +109,7 @@ def committed_positions(broker, group):
     """What a group has committed, as the broker's coordinator says."""
     admin = AdminClient(client(broker))
     asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    found = asked[group].result(WAIT_SECONDS).topic_partitions
+    found = asked[group].result(PATIENCE_SECONDS).topic_partitions
     return {(each.topic, each.partition): each.offset for each in found}
 
 
@@ -123,7 +123,7 @@ def first_value(broker, topic, offset):
     settings = {"group_id": "judge", "isolation_level": "read_committed"}
     with consumer_of(broker, **settings) as consumer:
         consumer.assign([TopicPartition(topic, 0, offset)])
-        (message,) = consumer.consume(1, timeout=WAIT_SECONDS)
+        (message,) = consumer.consume(1, timeout=PATIENCE_SECONDS)
         assert message.error() is None
         return message.value()
 
@@ -134,7 +134,7 @@ def create_topics(broker, topics):
         [NewTopic(name, count, 1, config=config) for name, (count, config) in topics.items()]
     )
     for future in created.values():
-        future.result(WAIT_SECONDS)
+        future.result(PATIENCE_SECONDS)
 
 
 def write_with_clients(broker):
@@ -143,21 +143,21 @@ def write_with_clients(broker):
     for codec in CODECS:
         packer = Producer(client(broker, compression_type=codec, linger_ms=50))
         produce(packer, f"packed-{codec}", *(b"%d " % number * 50 for number in range(40)))
-        assert 0 == packer.flush(WAIT_SECONDS)
+        assert 0 == packer.flush(PATIENCE_SECONDS)
 
     producer = Producer(client(broker, enable_idempotence=True))
     for number in range(60):
         produce(producer, "orders", b"order %d" % number, key=b"customer %d" % (number % 7))
         produce(producer, "latest", b"state %d" % number, key=b"item %d" % (number % 5))
-    assert 0 == producer.flush(WAIT_SECONDS)
+    assert 0 == producer.flush(PATIENCE_SECONDS)
 
     till = Producer(client(broker, transactional_id="till"))
-    till.init_transactions(WAIT_SECONDS)
+    till.init_transactions(PATIENCE_SECONDS)
     for name, end in (("paid", "commit"), ("void", "abort"), ("also paid", "commit")):
         till.begin_transaction()
         for number in range(PARTITIONS):
             produce(till, "orders", name.encode(), partition=number)
-        getattr(till, f"{end}_transaction")(WAIT_SECONDS)
+        getattr(till, f"{end}_transaction")(PATIENCE_SECONDS)
 
     with consumer_of(broker, group_id="billing", enable_auto_commit=False) as consumer:
         places = [TopicPartition("orders", number, number + 1) for number in range(PARTITIONS)]
@@ -193,16 +193,16 @@ def write_more_with_clients(broker):
     """A client with a transactional id that was used here, and one without."""
     for name in ("till", "our own"):
         producer = Producer(client(broker, transactional_id=name))
-        producer.init_transactions(WAIT_SECONDS)
+        producer.init_transactions(PATIENCE_SECONDS)
         producer.begin_transaction()
         produce(producer, "orders", f"{name} again".encode(), partition=2)
-        producer.commit_transaction(WAIT_SECONDS)
+        producer.commit_transaction(PATIENCE_SECONDS)
     # The broker has not heard of the producer ids that were given out here: were one the same as
     # one of its own, it would take these for repetitions, and acknowledge without writing them.
     for value in sorted(LASTS):
         producer = Producer(client(broker, enable_idempotence=True))
         produce(producer, "orders", value, partition=0)
-        assert 0 == producer.flush(WAIT_SECONDS)
+        assert 0 == producer.flush(PATIENCE_SECONDS)
 
 
 def run_page(directory):
@@ -268,7 +268,7 @@ def check_dump_of_metadata(data):
     ]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_brokers_disk_there_and_back(tmp_path):
     """Nothing is lost or altered on the way to us, back to the broker, and to us again."""
     data = tmp_path / "disk"
@@ -312,14 +312,14 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         # A group goes on where it was told to here.
         with consumer_of(broker, group_id="audit", auto_offset_reset="error") as consumer:
             consumer.subscribe(["latest"])
-            assert AUDITED == consumer.consume(1, timeout=WAIT_SECONDS)[0].offset()
+            assert AUDITED == consumer.consume(1, timeout=PATIENCE_SECONDS)[0].offset()
         create_topics(broker, {"unknown": (1, {})})
         # It crashes, with a transaction open: that is aborted, and the logs are recovered.
         late = Producer(client(broker, transactional_id="late"))
-        late.init_transactions(WAIT_SECONDS)
+        late.init_transactions(PATIENCE_SECONDS)
         late.begin_transaction()
         produce(late, "orders", b"never", partition=0)
-        assert 0 == late.flush(WAIT_SECONDS)
+        assert 0 == late.flush(PATIENCE_SECONDS)
         broker.kill()
     assert {b"till again", b"our own again", *LASTS} <= set(values_of(after, "orders"))
     assert " ERROR " not in broker.log_path.read_text()
@@ -350,7 +350,7 @@ def test_a_brokers_disk_there_and_back(tmp_path):
         assert b"ours again" == first_value(broker, "orders", last)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_store_that_was_made_here(tmp_path):
     """A broker that has never run serves it, with positions and transactional ids; and back."""
     data, metadata = tmp_path / "data", tmp_path / "metadata"
@@ -380,7 +380,7 @@ def test_a_store_that_was_made_here(tmp_path):
         assert {("latest", 0): AUDITED} == committed_positions(broker, "audit")
         write_more_with_clients(broker)
         after = served(broker)
-        described = AdminClient(client(broker)).list_topics(timeout=WAIT_SECONDS).topics
+        described = AdminClient(client(broker)).list_topics(timeout=PATIENCE_SECONDS).topics
         assert topic_ids.keys() <= described.keys()
     assert LASTS <= set(values_of(after, "orders"))
     assert " ERROR " not in broker.log_path.read_text()
