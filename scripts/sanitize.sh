@@ -2,7 +2,7 @@
 # Unit and property tests with the C core under AddressSanitizer and UndefinedBehaviorSanitizer, C assertions on; a
 # smaller sample than usual where tests draw one, for everything takes three times as long.
 #
-#   scripts/sanitize.sh [pytest options or paths]
+#   scripts/sanitize.sh [--build-only | pytest options or paths]
 #
 # With LOGSTORE_PORTABLE=1 the core has no instruction beyond the baseline and no system call beyond POSIX, as on
 # systems other than Linux. The instrumented core is built beside the normal one, into build/sanitize or build/portable,
@@ -36,6 +36,7 @@ mkdir -p build
 python=$PWD/.venv/bin/python
 env CC="$compiler" LOGSTORE_SANITIZE=1 "$python" setup.py --quiet build --build-base "$place" \
     --build-lib "$place/lib" >"$place.out" 2>&1 || { cat "$place.out" >&2; exit 1; }
+[ "${1:-}" != --build-only ] || exit 0
 
 processes="-n auto --dist loadfile"
 # Commands and pages start programs of their own, over what other tests go through in one process.

@@ -1,7 +1,7 @@
 """
 Build the sdist and, from it, the wheel; look into both; test the one wheel on every Python here.
 
-    python scripts/test_wheel.py [--build-only] [pytest options]
+    python scripts/test_wheel.py [--build-only | --test-only] [pytest options]
 
 Each CPython from 3.11 on that is found (on PATH, among pyenv's and uv's) gets a fresh environment
 with the locked dependencies and the wheel, no compiler, and runs tests against what is installed:
@@ -68,6 +68,11 @@ def build() -> tuple[Path, Path]:
         ROOT,
         stdout=subprocess.DEVNULL,
     )
+    return built()
+
+
+def built() -> tuple[Path, Path]:
+    """Return the sdist and the wheel that are in ``dist``."""
     (sdist,) = DIST.glob("*.tar.gz")
     (wheel,) = DIST.glob("*.whl")
     return sdist, wheel
@@ -132,7 +137,6 @@ def test(
             **os.environ,
             "CC": "false",  # A wheel needs no compiler.
             "LOGSTORE_HYPOTHESIS": "small",
-            "UV_LINK_MODE": "copy",
         }
         for variable in ("PYTHONPATH", "VIRTUAL_ENV"):
             environment.pop(variable, None)
@@ -170,12 +174,17 @@ def test(
 def main() -> int:
     """Build, check, test."""
     parser = argparse.ArgumentParser(description="Build the wheel and test it.")
-    parser.add_argument("--build-only", action="store_true", help="stop after the look into both")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--build-only", action="store_true", help="stop after the look into both")
+    part.add_argument("--test-only", action="store_true", help="test what was built before")
     arguments, options = parser.parse_known_args()
 
-    sdist, wheel = build()
-    check_contents(sdist, wheel)
-    print(f"built {sdist.name} and {wheel.name}")
+    if arguments.test_only:
+        _, wheel = built()
+    else:
+        sdist, wheel = build()
+        check_contents(sdist, wheel)
+        print(f"built {sdist.name} and {wheel.name}")
     if not arguments.build_only:
         found = interpreters()
         assert found

@@ -64,6 +64,9 @@ CONFIG: Mapping[str, object] = {
     "transaction.state.log.replication.factor": 1,
     "transaction.state.log.min.isr": 1,
     "group.initial.rebalance.delay.ms": 0,
+    # The controller takes one that was killed for alive that long, and refuses the next.
+    "broker.session.timeout.ms": 3000,
+    "broker.heartbeat.interval.ms": 500,
     "log.cleaner.dedupe.buffer.size": 4 << 20,
     "num.network.threads": 2,
     "num.io.threads": 2,
