@@ -54,7 +54,7 @@ def logstore_log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Log
         yield log
         if not log.is_closed:
             broken = list(log.check())
-            assert broken == []
+            assert broken == [], "\n".join(broken)
     finally:
         log.close()
 
@@ -74,9 +74,9 @@ def logstore_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[L
         yield store
         if not store.is_closed:
             broken = list(store.check())
-            assert broken == []
+            assert broken == [], "\n".join(broken)
         errors = [str(report) for report in store.errors]
-        assert errors == []
+        assert errors == [], "\n".join(errors)
     finally:
         store.close()
 
