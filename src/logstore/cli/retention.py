@@ -8,6 +8,7 @@ import logstore
 from logstore.checkpoint import TopicPartition
 from logstore.cli import plans, stores
 from logstore.cli.json_lines import print_json
+from logstore.topic_names import INTERNAL_TOPICS
 
 EXAMPLE = """\
 examples:
@@ -30,7 +31,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=EXAMPLE,
     )
     stores.add_store_arguments(parser, writes=True, prints_each="partition")
-    parser.add_argument("topic", nargs="*", help="the topics (default: all)")
+    parser.add_argument("topic", nargs="*", help="the topics (default: all but internal ones)")
     stores.add_config_argument(parser)
     parser.add_argument("--run", dest="is_run", action="store_true", help="delete what would go")
     parser.set_defaults(run=_run)
@@ -46,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
         lazy=True,
         lock_timeout=arguments.lock_timeout,
     ) as store:
-        for name in arguments.topic or store:
+        for name in arguments.topic or (each for each in store if each not in INTERNAL_TOPICS):
             topic = store.topic(name)
             for number in topic.partitions:
                 place = TopicPartition(name, number)
