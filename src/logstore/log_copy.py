@@ -106,7 +106,7 @@ def copy_log(
         parts: Iterable[Buffer] = [data[: scan.valid_bytes]]
         if not is_as_it_is:
             parts = _rewritten(data, range(position, end), codec, epoch)
-        for part in parts:
+        for part in filter(len, parts):
             target.append_batches(part, leader_epoch=INT32_MAX, origin="replication")
             size_bytes += len(part)
         next_offset = min(next_offset, end)
@@ -173,7 +173,7 @@ def _rewritten(
     data: Buffer, offsets: range, codec: CompressionType | None, leader_epoch: int
 ) -> Iterator[Buffer]:
     """
-    Yield the batches in a buffer as v2 batches that reach no further than ``offsets``.
+    Yield the batches in a buffer as v2 batches that reach no further than ``offsets``, some empty.
 
     Args:
         data: Whole batches; a cut one at the end is ignored.
@@ -197,9 +197,9 @@ def _rewritten(
         if batch.last_offset < offsets.start or batch.base_offset >= offsets.stop:
             continue
         if isinstance(batch, LegacyEntry):
-            yield from _as_v2(batch, offsets, codec, leader_epoch)
+            yield _as_v2(batch, offsets, codec, leader_epoch)
         elif batch.base_offset < offsets.start or batch.last_offset >= offsets.stop:
-            yield from _cut(batch, offsets, codec)
+            yield cut_batch(batch, offsets, codec)
         elif (
             codec is None
             or codec is batch.compression_type
@@ -222,15 +222,23 @@ def _recompressed(batch: RecordBatch, codec: CompressionType) -> bytes:
     )
 
 
-def _cut(batch: RecordBatch, offsets: range, codec: CompressionType | None) -> Iterator[bytes]:
-    """Yield what of a batch lies within ``offsets``; its producer's numbers move along."""
-    records = [record for record in batch.records() if record.offset in offsets]
+def cut_batch(batch: RecordBatch, offsets: range, codec: CompressionType | None = None) -> bytes:
+    """
+    Return what of a batch lies within ``offsets``, nothing if no record does.
+
+    Its producer's numbers move along with the first record.
+
+    Args:
+        batch: The batch.
+        offsets: What lies outside is left out.
+        codec: What it is compressed with; None: as it was.
+    """
     base_offset = max(batch.base_offset, offsets.start)
     base_sequence = batch.base_sequence
     if base_sequence >= 0:
         base_sequence = increment_sequence(base_sequence, base_offset - batch.base_offset)
-    encoded = encode_batch(
-        records,
+    return encode_batch(
+        [record for record in batch.records() if record.offset in offsets],
         base_offset=base_offset,
         last_offset=min(batch.last_offset, offsets.stop - 1),
         compression=batch.compression_type if codec is None else codec,
@@ -244,19 +252,15 @@ def _cut(batch: RecordBatch, offsets: range, codec: CompressionType | None) -> I
         is_control=batch.is_control,
         delete_horizon=NO_TIMESTAMP if batch.delete_horizon_ms is None else batch.delete_horizon_ms,
     )
-    if encoded:
-        yield encoded
 
 
 def _as_v2(
     entry: LegacyEntry, offsets: range, codec: CompressionType | None, leader_epoch: int
-) -> Iterator[bytes]:
-    encoded = encode_batch(
+) -> bytes:
+    return encode_batch(
         [record for record in entry.records() if record.offset in offsets],
         compression=entry.compression_type if codec is None else codec,
         timestamp_type=TimestampType(entry.timestamp_type),
         log_append_time=entry.max_timestamp,
         leader_epoch=leader_epoch,
     )
-    if encoded:
-        yield encoded

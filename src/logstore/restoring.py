@@ -41,6 +41,7 @@ from logstore.files import REAL_FILES, Files
 from logstore.given_records import milliseconds_of
 from logstore.legacy import LegacyEntry
 from logstore.log import Log
+from logstore.log_copy import cut_batch
 from logstore.meta_properties import MetaProperties, new_directory_id, read_meta_properties
 from logstore.partition import PARTITION_METADATA_FILE
 from logstore.point_in_time import (
@@ -53,14 +54,13 @@ from logstore.point_in_time import (
 from logstore.producer_ids import latest_block
 from logstore.producer_snapshot import SNAPSHOT_SUFFIX
 from logstore.record import RecordBatch
-from logstore.records_builder import encode_batch, end_transaction_marker
+from logstore.records_builder import end_transaction_marker
 from logstore.segment import LOG_SUFFIX, SEGMENT_SUFFIXES
 from logstore.snapshot_manifest import existing_snapshot
 from logstore.store import LogStore, open_log_store
 from logstore.store_config import StoreConfig
 from logstore.store_copy import PartitionFiles, StoreCopy, abort_open_transactions
 from logstore.store_directories import contents_of
-from logstore.timestamp_type import NO_TIMESTAMP
 from logstore.topic_configs import TopicConfigs
 from logstore.topic_names import TRANSACTION_STATE_TOPIC
 from logstore.writer_lock import has_writer, locked_error
@@ -376,19 +376,7 @@ def _rewritten(batch: Batch, end: int, *, is_aborted: bool) -> bytes:
         )
     if batch.last_offset < end:
         return bytes(batch.data)
-    horizon_ms = batch.delete_horizon_ms
-    # Records with the time of the append, as their timestamps, are all before the end or none.
-    return encode_batch(
-        [record for record in batch.records() if record.offset < end],
-        base_offset=batch.base_offset,
-        compression=batch.compression_type,
-        producer_id=batch.producer_id,
-        producer_epoch=batch.producer_epoch,
-        base_sequence=batch.base_sequence,
-        leader_epoch=batch.leader_epoch,
-        is_transactional=batch.is_transactional,
-        delete_horizon=NO_TIMESTAMP if horizon_ms is None else horizon_ms,
-    )
+    return cut_batch(batch, range(batch.base_offset, end))
 
 
 def _control_record(batch: RecordBatch) -> tuple[bytes | None, bytes | None]:
