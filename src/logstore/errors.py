@@ -551,3 +551,7 @@ class SinkVersionError(LogStoreError, ValueError):
         self.sink_id = sink_id
         self.version = version
         self.committed_version = committed_version
+
+
+class KafkaImportError(LogStoreError):
+    """A cluster cannot be asked, or its topic and the store's are not the same."""

@@ -23,7 +23,7 @@ from logstore.scheduler import Scheduler
 
 
 class Host(Protocol):
-    """What a partition needs of its store."""
+    """What a partition asks of its store; :class:`~logstore.store.LogStore` has it."""
 
     @property
     def clock(self) -> Clock:

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from logstore.checkpoint import TopicPartition
 from logstore.compression import CompressionType
-from logstore.errors import ConfigError, LogStoreError, UnsupportedCompressionTypeError
+from logstore.errors import ConfigError, KafkaImportError, UnsupportedCompressionTypeError
 from logstore.extras import import_extra
 from logstore.log import Log
 from logstore.record import RecordFields, empty_batch, encode_batch
@@ -53,10 +53,6 @@ CONSUMER_SETTINGS: Final[Mapping[str, object]] = {
 GROUP_ID: Final = "logstore-import"  # The client wants one; nothing is ever committed for it.
 
 Advance = Callable[[int], object]
-
-
-class KafkaImportError(LogStoreError):
-    """The cluster cannot be asked, or its topic and the store's are not the same."""
 
 
 class PartitionImport(NamedTuple):

@@ -113,7 +113,7 @@ class CommittedVersion(NamedTuple):
     time: int
 
 
-class SinkStore(CoordinatorStore, Protocol):
+class CommittingStore(CoordinatorStore, Protocol):
     """What commits of sinks ask of a store; :class:`~logstore.store.LogStore` has it."""
 
     @property
@@ -148,7 +148,7 @@ class SinkCommits:
     **Thread rule**: any thread may call anything; commits wait for each other.
     """
 
-    def __init__(self, store: SinkStore, coordinator: TransactionCoordinator) -> None:
+    def __init__(self, store: CommittingStore, coordinator: TransactionCoordinator) -> None:
         self._store = store
         self._coordinator = coordinator
         self._lock = threading.Lock()

@@ -66,8 +66,8 @@ def is_directory_failure(error: BaseException) -> bool:
     )
 
 
-class Store(Host, Protocol):
-    """What the tasks need of their store."""
+class TendedStore(Host, Protocol):
+    """What the tasks ask of their store; :class:`~logstore.store.LogStore` has it."""
 
     @property
     def config(self) -> StoreConfig:
@@ -109,7 +109,7 @@ class StoreTasks:
     **Thread rule**: the scheduler's thread runs the tasks; any thread may call :meth:`run_all`.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: TendedStore) -> None:
         self._store: Final = weakref.ref(store)
         self._tasks: list[Task] = []
         self._deletion: Task | None = None
@@ -149,7 +149,7 @@ class StoreTasks:
             self._tasks.append(task)
         self.schedule_deletion()
 
-    def _action(self, work: Callable[[StoreTasks, Store], None]) -> Callable[[], None]:
+    def _action(self, work: Callable[[StoreTasks, TendedStore], None]) -> Callable[[], None]:
         """Return an action that does not keep the store alive."""
 
         def act() -> None:
@@ -169,7 +169,7 @@ class StoreTasks:
 
     # -- retention ---------------------------------------------------------------------------------
 
-    def delete_old_segments(self, store: Store) -> None:
+    def delete_old_segments(self, store: TendedStore) -> None:
         """
         Let each log delete what its settings let go; compacted and held ones keep everything.
 
@@ -193,7 +193,7 @@ class StoreTasks:
                 else:
                     store.report(error, f"write the log starts in {directory.path}")
 
-    def _delete_old_segments_of(self, store: Store, hosted: HostedPartition) -> None:
+    def _delete_old_segments_of(self, store: TendedStore, hosted: HostedPartition) -> None:
         log = hosted.open_log
         if log is None or log.config.compact or store.is_held(hosted.topic_partition.topic):
             return
@@ -206,7 +206,7 @@ class StoreTasks:
         except LogStoreError as error:
             self._note(store, hosted, error, f"delete old segments of {topic_partition}")
 
-    def _open_unused(self, store: Store, hosted: HostedPartition) -> None:
+    def _open_unused(self, store: TendedStore, hosted: HostedPartition) -> None:
         """Open a partition that nobody has used yet, if its settings let records go."""
         config = store.config_of(hosted.topic_partition.topic)
         lets_go = config.compact or config.retention_ms >= 0 or config.retention_bytes >= 0
@@ -221,7 +221,7 @@ class StoreTasks:
 
     def _report_blocked(
         self,
-        store: Store,
+        store: TendedStore,
         topic_partition: TopicPartition,
         error: RetentionBlockedError | None,
     ) -> None:
@@ -232,7 +232,9 @@ class StoreTasks:
         error.topic, error.partition = topic_partition
         store.report(error, f"delete old segments of {topic_partition}")
 
-    def _note(self, store: Store, hosted: HostedPartition, error: BaseException, what: str) -> None:
+    def _note(
+        self, store: TendedStore, hosted: HostedPartition, error: BaseException, what: str
+    ) -> None:
         if is_directory_failure(error):
             store.take_offline(os.path.dirname(hosted.path), error)
         else:
@@ -240,18 +242,18 @@ class StoreTasks:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def checkpoint_recovery_points(self, store: Store) -> None:
+    def checkpoint_recovery_points(self, store: TendedStore) -> None:
         """Write the recovery points, and what the cleaner has noted."""
         self._checkpoint(store, RECOVERY_POINT_CHECKPOINT, CLEANER_CHECKPOINT)
         with store._lock:
             if not store.is_closed and not store.configs.is_written:
                 store.configs.write(store._live)
 
-    def checkpoint_log_starts(self, store: Store) -> None:
+    def checkpoint_log_starts(self, store: TendedStore) -> None:
         """Write the log starts."""
         self._checkpoint(store, LOG_START_CHECKPOINT)
 
-    def checkpoint_high_watermarks(self, store: Store) -> None:
+    def checkpoint_high_watermarks(self, store: TendedStore) -> None:
         """Write the high watermarks; see which devices have failed."""
         for hosted in list(store._hosted.values()):
             log = hosted.open_log
@@ -260,7 +262,7 @@ class StoreTasks:
                 store.take_offline(os.path.dirname(hosted.path), cause)
         self._checkpoint(store, HIGH_WATERMARK_CHECKPOINT)
 
-    def _checkpoint(self, store: Store, *names: str) -> None:
+    def _checkpoint(self, store: TendedStore, *names: str) -> None:
         for topic_partition, hosted in list(store._hosted.items()):
             log, directory = hosted.open_log, hosted.directory
             if log is None or directory is None:
@@ -305,7 +307,7 @@ class StoreTasks:
             "kafka-delete-logs", self._action(type(self).delete_directories), delay_ms
         )
 
-    def delete_directories(self, store: Store, *, is_due_now: bool = False) -> None:
+    def delete_directories(self, store: TendedStore, *, is_due_now: bool = False) -> None:
         """
         Remove the directories that have waited for file.delete.delay.ms.
 

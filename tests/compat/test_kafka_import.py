@@ -9,7 +9,8 @@ import pytest
 
 import logstore
 from logstore import cli
-from logstore.kafka_import import KafkaImporter, KafkaImportError
+from logstore.errors import KafkaImportError
+from logstore.kafka_import import KafkaImporter
 
 confluent_kafka = pytest.importorskip("confluent_kafka", reason="needs the extra [kafka]")
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
