@@ -37,9 +37,9 @@ from logstore.legacy import LegacyEntry
 from logstore.topic_names import GROUP_METADATA_TOPIC
 
 if TYPE_CHECKING:
+    from logstore.coordinator_store import CoordinatorStore
     from logstore.log import Log
     from logstore.records_builder import RecordFields
-    from logstore.transaction_coordinator import CoordinatorStore
 
 FETCH_BYTES: Final = 1 << 20
 

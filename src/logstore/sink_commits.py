@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from logstore.checkpoint import TopicPartition
 from logstore.cleaner_config import CleanerConfig
+from logstore.coordinator_store import CoordinatorStore
 from logstore.errors import (
     ClosedError,
     InvalidRecordError,
@@ -53,7 +54,7 @@ from logstore.staged_batches import (
     sink_slug,
 )
 from logstore.topic_names import SINK_COMMITS_TOPIC
-from logstore.transaction_coordinator import CoordinatorStore, TransactionCoordinator
+from logstore.transaction_coordinator import TransactionCoordinator
 from logstore.transactions import Transaction
 
 if TYPE_CHECKING:

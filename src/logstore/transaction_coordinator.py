@@ -27,14 +27,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.checkpoint import TopicPartition
-from logstore.clock import Clock
 from logstore.control_record import ControlRecordType, EndTransactionMarker
 from logstore.coordinator_record import partition_for
+from logstore.coordinator_store import CoordinatorStore
 from logstore.errors import (
     InvalidTransactionTimeoutError,
     LogStoreError,
@@ -54,75 +54,13 @@ from logstore.transaction_log import (
 from logstore.transaction_metadata import TransactionMetadata
 
 if TYPE_CHECKING:
-    from logstore._native import Buffer
-    from logstore.given_records import GivenRecords, Headers
     from logstore.log import Log
-    from logstore.partitioner import SpreadRecords
     from logstore.producer_ids import ProducerIdManager
-    from logstore.scheduler import Scheduler, Task
+    from logstore.scheduler import Task
 
 TIMEOUT_MS_DEFAULT: Final = 60_000
 ABORT_TIMED_OUT_INTERVAL_MS: Final = 10_000
 REMOVE_EXPIRED_INTERVAL_MS: Final = 3_600_000
-
-
-class CoordinatorTopic(Protocol):
-    """What coordinators ask of a topic; :class:`~logstore.topic.Topic` has it."""
-
-    @property
-    def partition_count(self) -> int:
-        """The number of partitions."""
-        ...
-
-    def choose_partition(
-        self, key: Buffer | None, value: Buffer | None = None, headers: Headers = ()
-    ) -> int:
-        """Return the partition that a record goes to."""
-        ...
-
-    def spread(self, given: GivenRecords) -> SpreadRecords:
-        """Return records with the partition of each."""
-        ...
-
-
-class CoordinatorStore(Protocol):
-    """What coordinators ask of a store; :class:`~logstore.store.LogStore` has it."""
-
-    @property
-    def clock(self) -> Clock:
-        """What time it is."""
-        ...
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Runs background work."""
-        ...
-
-    def __contains__(self, topic: object, /) -> bool:
-        """Whether there is a topic of this name."""
-        ...
-
-    @overload
-    def __getitem__(self, key: str, /) -> CoordinatorTopic: ...
-    @overload
-    def __getitem__(self, key: tuple[str, int], /) -> Log: ...
-    def __getitem__(self, key: str | tuple[str, int], /) -> CoordinatorTopic | Log:
-        """Return a topic, or the log of a partition."""
-        ...
-
-    def create_topic(
-        self,
-        name: str,
-        *,
-        partitions: int | None = None,
-        config: Mapping[str, object] | None = None,
-    ) -> object:
-        """Make a topic; durable on return."""
-        ...
-
-    def report(self, error: BaseException, what: str) -> None:
-        """Tell of a failure in background work."""
-        ...
 
 
 class TransactionSettings(NamedTuple):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias
 from logstore._native import Buffer, measure_list, size_of
 from logstore.checkpoint import TopicPartition
 from logstore.compression import CompressionType
+from logstore.coordinator_store import CoordinatorStore
 from logstore.errors import (
     InvalidProducerEpochError,
     InvalidTxnStateError,
@@ -51,7 +52,6 @@ from logstore.records_builder import (
 )
 from logstore.topic_names import INTERNAL_TOPICS
 from logstore.transaction_coordinator import (
-    CoordinatorStore,
     ProducerIdAndEpoch,
     TransactionCoordinator,
 )

@@ -32,7 +32,6 @@ from logstore._native import (
     ScannedBatch,
     check_records,
     crc32c,
-    decode_records,
     scan_batches,
     view_of,
 )
@@ -43,6 +42,7 @@ from logstore.append_analysis import (
 )
 from logstore.append_origin import AppendOrigin
 from logstore.compression import DECOMPRESSED_BYTES_MAX, CompressionType, compress
+from logstore.encoded_form import is_as_encoded
 from logstore.errors import (
     CorruptRecordError,
     InvalidRecordError,
@@ -84,8 +84,6 @@ Batch: TypeAlias = RecordBatch | LegacyEntry
 
 # From this size on, writing the header apart costs less than copying the records behind it.
 _COPY_BYTES_MAX: Final = 64 << 10
-
-_NULL: Final = 0x01  # -1 as a varint.
 
 # Bits 7 to 15 mean nothing yet; Kafka leaves them out when it writes the attributes again.
 _KNOWN_ATTRIBUTES: Final = 0x7F
@@ -467,7 +465,7 @@ class LogValidator:
         )
         if problem is not None:
             raise InvalidRecordError(f"{problem}, so it cannot be encoded again; mend the producer")
-        if not _is_as_encoded(batch, section, check):
+        if not is_as_encoded(batch, section, check):
             return self._build(batch.records(self.decompressed_bytes_max), batch, next_offset)
         # The section is what an encoder would make of its records: only the codec changes.
         is_append_time = self.timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -593,61 +591,3 @@ class LogValidator:
         if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
             return "a log append time, which only the log may set"
         return None
-
-
-def _is_as_encoded(batch: RecordBatch, section: bytes | memoryview, check: RecordCheck) -> bool:
-    """Whether encoding the records again, with offsets from 0 on, gives the same bytes."""
-    if batch.record_count == 0 or not check.sequential or check.min_timestamp < NO_TIMESTAMP:
-        return False
-    if batch.attributes & (LOG_APPEND_TIME_FLAG | DELETE_HORIZON_FLAG):
-        return False
-    columns = decode_records(
-        section,
-        base_offset=0,
-        base_timestamp=batch.base_timestamp,
-        record_count=batch.record_count,
-    )
-    if columns.timestamps[0] != batch.base_timestamp:
-        return False
-    # Varints can be longer than they need be. Then the sum of the shortest forms is smaller.
-    timestamp_bytes = _varint_sizes(columns.timestamps - batch.base_timestamp)
-    offset_bytes = _varint_sizes(columns.offsets)
-    key_bytes = _sized_bytes(columns.key_sizes)
-    bodies = (
-        1  # Attributes.
-        + timestamp_bytes
-        + offset_bytes
-        + key_bytes
-        + _sized_bytes(columns.value_sizes)
-        + columns.header_sizes
-    )
-    sizes = _varint_sizes(bodies) + bodies
-    if int(sizes.sum()) != len(section):
-        return False
-    # Now the places of the fields are known: attributes are 0, and null is -1, no other number.
-    data = np.frombuffer(section, np.uint8)
-    attributes_at = np.cumsum(sizes) - bodies
-    keys_at = attributes_at + 1 + timestamp_bytes + offset_bytes
-    values_at = keys_at + key_bytes
-    return not (
-        data[attributes_at].any()
-        or (data[keys_at[columns.key_sizes < 0]] != _NULL).any()
-        or (data[values_at[columns.value_sizes < 0]] != _NULL).any()
-    )
-
-
-def _sized_bytes(sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the bytes of keys or values, size fields included."""
-    wide = sizes.astype(np.int64)
-    return _varint_sizes(wide) + np.maximum(wide, 0)
-
-
-def _varint_sizes(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the bytes of each number as a zig-zag varint."""
-    zigzag = ((values << 1) ^ (values >> 63)).view(np.uint64)
-    sizes = np.ones(len(values), np.int64)
-    rest = zigzag >> np.uint64(7)
-    while rest.any():
-        sizes += rest != 0
-        rest >>= np.uint64(7)
-    return sizes

@@ -40,6 +40,16 @@ from logstore._native.columns import (
     seal_batch,
 )
 from logstore._native.flusher import ALONE, Flusher
+from logstore._native.indexes import (
+    IndexState,
+    index_batches,
+    offset_index_check,
+    offset_index_lookup,
+    offset_index_upper_bound,
+    time_index_check,
+    time_index_lookup,
+    time_index_lookup_offset,
+)
 from logstore._native.io import (
     Mapping,
     NativeFiles,
@@ -64,7 +74,6 @@ from logstore._native.kernels import (
     BatchRow,
     Buffer,
     CheckedScan,
-    IndexState,
     RecordCheck,
     RecordColumns,
     ScannedBatch,
@@ -77,17 +86,10 @@ from logstore._native.kernels import (
     decode_records,
     find_batch,
     find_record,
-    index_batches,
-    offset_index_check,
-    offset_index_lookup,
-    offset_index_upper_bound,
     scan_batches,
     scan_checked,
     scan_one,
     size_of,
-    time_index_check,
-    time_index_lookup,
-    time_index_lookup_offset,
     view_of,
 )
 from logstore._native.live import (

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from logstore._native._core import ffi, lib
+from logstore._native.indexes import IndexState
 from logstore._native.io import NativeFiles, encode_path
-from logstore._native.kernels import IndexState, address_of
+from logstore._native.kernels import address_of
 
 ENTRIES_MAX = 4096
 
