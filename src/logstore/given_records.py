@@ -195,7 +195,7 @@ def given_records(
         TypeError: ``values`` is a single value, or an item is neither bytes nor None.
         ValueError: The columns have different lengths, or a time is in the wrong unit.
     """
-    if isinstance(values, (str, bytes, bytearray, memoryview)):
+    if values is None or isinstance(values, (str, bytes, bytearray, memoryview)):
         raise TypeError(
             f"extend takes an iterable of values, not a {type(values).__name__};"
             " use append for a single one"

@@ -551,8 +551,7 @@ class Log(UnifiedLog, Closing):
         Args:
             when: Milliseconds since the epoch, or an aware datetime.
         """
-        if isinstance(when, datetime):
-            when = milliseconds_of(when)
+        when = milliseconds_of(when) if isinstance(when, datetime) else index(when)
         if when < 0:
             raise ValueError(f"time {when} is negative; give milliseconds since the epoch")
         return self.fetch_offset_by_timestamp(when)

@@ -22,6 +22,7 @@ Source: Kafka ``UnifiedLog``; spec section 5.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -253,6 +254,7 @@ class UnifiedLog(RetainingLog):
 
         Source: Kafka ``UnifiedLog.truncateTo``; spec 5.12.
         """
+        target_offset = operator.index(target_offset)  # Else it would fail halfway.
         if target_offset < 0:
             raise ValueError(f"cannot truncate to the negative offset {target_offset}")
         with self.changing():
@@ -296,6 +298,7 @@ class UnifiedLog(RetainingLog):
 
         Source: Kafka ``truncateFullyAndStartAt``; spec 5.12.
         """
+        new_offset = operator.index(new_offset)
         if new_offset < 0:
             raise ValueError(f"cannot start at the negative offset {new_offset}")
         if log_start_offset is not None and not 0 <= log_start_offset <= new_offset:
