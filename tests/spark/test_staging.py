@@ -145,6 +145,21 @@ def test_fields(stage):
     ]
 
 
+def test_headers_of_a_part(stage):
+    """Of rows from the middle of larger columns; behind a null list there may be items."""
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    lists = [[{"key": f"h{at}", "value": None if at % 3 else b"%d" % at}] * at for at in range(9)]
+    items = pa.array([item for each in lists for item in each], pair)
+    ends = pa.array([sum(map(len, lists[:at])) for at in range(10)], pa.int32())
+    has_some = pa.array([at == 4 for at in range(9)])
+    headers = pa.ListArray.from_arrays(ends, items, mask=has_some)
+    rows = pa.record_batch({"value": [b"%d" % at for at in range(9)], "headers": headers})
+    found = stage(rows.slice(2, 5), partitions=1)[TopicPartition("t", 0)]
+    assert [
+        ((f"h{at}", None if at % 3 else b"%d" % at),) * at if at != 4 else () for at in range(2, 7)
+    ] == [record.headers for record in found]
+
+
 def test_times(stage):
     """Option timestamps=write leaves the column out; -1 is none; before that there is nothing."""
     rows = {"value": [b"1"], "timestamp": pa.array([-1000], pa.timestamp("us", tz="UTC"))}

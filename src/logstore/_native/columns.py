@@ -253,6 +253,36 @@ def _encode_into(
     return out, result, encoded
 
 
+def encode_header_lists(
+    headers: Columns, row_ends: npt.NDArray[np.int64]
+) -> tuple[memoryview, npt.NDArray[np.int64]]:
+    """
+    Put together the headers of records as the format has them: what :class:`Columns` takes.
+
+    Args:
+        headers: All headers of all records; their names are the keys.
+        row_ends: int64, shape (record count,): where the headers of each record end.
+
+    Returns:
+        Bytes and offsets, int64, shape (record count + 1,). A record without headers has no bytes.
+
+    Raises:
+        ValueError: Offsets or ends descend or exceed their buffer.
+    """
+    rows = len(row_ends)
+    struct = headers.struct
+    room = 5 * rows + 10 * headers.count + struct.keys_size + struct.values_size + ENCODING_SLACK
+    out, offsets = bytearray(room), np.empty(rows + 1, np.int64)
+    ends = np.require(row_ends, np.int64, ["C", "A"])
+    result = lib.ls_encode_headers(
+        struct, ends.ctypes.data, rows, address_of(out), offsets.ctypes.data
+    )
+    if result < 0:
+        message = "offsets of headers descend or exceed their buffer; fix them"
+        raise ValueError(message)
+    return memoryview(out)[:result], offsets
+
+
 def seal_batch(
     section: Buffer,
     *,

@@ -625,6 +625,15 @@ int64_t ls_encode_records(const struct ls_columns *columns, int64_t first,
                           const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
                           struct ls_encoded *encoded);
 /*
+ * Put together the headers of `rows` records from lists of names (keys) and values: row i has the
+ * items up to row_ends[i], int64, behind those of row i - 1. Written to `out` as the format has
+ * them, those of row i from out_offsets[i] on, int64 of shape (rows + 1,); a row without items has
+ * no bytes. Room: 5 bytes a row, 10 an item, names, values, and LS_ENCODE_SLACK. Returns the bytes,
+ * or LS_E_CORRUPT: offsets or ends descend or exceed the data.
+ */
+int64_t ls_encode_headers(const struct ls_columns *headers, uintptr_t row_ends, int64_t rows,
+                          uintptr_t out, uintptr_t out_offsets);
+/*
  * Upper bound of the encoded bytes of records [first, first + count), without batch headers.
  * LS_E_CORRUPT: offsets of a column descend or exceed its size. Cost: O(1).
  */
