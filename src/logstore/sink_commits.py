@@ -67,7 +67,6 @@ PLACE: Final = TopicPartition(SINK_COMMITS_TOPIC, 0)
 # One for all sinks: a commit finishes what one before, of any sink, has left unfinished, and so
 # reads every note there is.
 TRANSACTIONAL_ID: Final = "__logstore-sinks"
-TIMEOUT_MS: Final = 900_000  # transaction.max.timeout.ms: a commit may have a lot to copy.
 
 # Jobs that have no number of their own get an id that is used once, and is forgotten after a day.
 JOB_PREFIX: Final = "job_"
@@ -237,7 +236,8 @@ class SinkCommits:
         """Begin; whatever an earlier commit has left open or half ended is ended now."""
         if SINK_COMMITS_TOPIC not in self._store:
             self._store.create_topic(SINK_COMMITS_TOPIC, partitions=1, config=TOPIC_CONFIG)
-        return Transaction(self._store, self._coordinator, TRANSACTIONAL_ID, timeout_ms=TIMEOUT_MS)
+        timeout_ms = self._coordinator.max_timeout_ms  # There may be a lot to copy.
+        return Transaction(self._store, self._coordinator, TRANSACTIONAL_ID, timeout_ms=timeout_ms)
 
     def _check_places(
         self,

@@ -245,6 +245,11 @@ class TransactionCoordinator:
 
     # -- what a producer asks ----------------------------------------------------------------------
 
+    @property
+    def max_timeout_ms(self) -> int:
+        """The longest time-out that a transaction may ask for: transaction.max.timeout.ms."""
+        return self._settings.max_timeout_ms
+
     def begin(self, transactional_id: str, timeout_ms: int) -> ProducerIdAndEpoch:
         """
         Return who writes the next transaction of an id; whoever held it before is fenced.

@@ -72,6 +72,17 @@ def versions(store):
 class TestCommit:
     """What is appended."""
 
+    def test_a_store_of_short_transactions(self, tmp_path, clock):
+        """Tasks have none open, however long they take; a commit has what the store gives one."""
+        config = {**FEW, "transaction.max.timeout.ms": 1000}
+        scheduler = ManualScheduler(clock)
+        with open_log_store(tmp_path, config=config, clock=clock, scheduler=scheduler) as store:
+            store.create_topic("t")
+            file = staged(store, "s", 1, {("t", 0): [b"a"]})
+            scheduler.advance_to(clock.milliseconds() + 60_000)
+            store.commit_staged("s", 1, [file])
+            assert [b"a"] == values(store)
+
     def test_order_is_that_of_tasks_then_rows(self, store):
         """Within a partition; several topics and partitions in one transaction."""
         files = [
