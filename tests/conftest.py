@@ -10,6 +10,7 @@ Environment:
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -43,6 +44,10 @@ NIGHTLY_SECONDS_MAX = 4 * 3600
 
 def pytest_collection_modifyitems(items):
     """Skip what only Linux does where this is not Linux; give the nightly run time."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            # Its own warnings are of its sockets and of what it imports.
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
     if IS_NIGHTLY:
         for item in items:
             if item.get_closest_marker("timeout") is None:
@@ -51,6 +56,24 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("linux") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """A session of Apache Spark with the format registered: one for all tests of a process."""
+    if importlib.util.find_spec("pyspark") is None:
+        pytest.skip("needs the extra [spark-local]")
+    from spark_session import local_spark
+
+    from logstore.errors import MissingExtraError
+
+    session = local_spark(tmp_path_factory.mktemp("spark"))
+    try:
+        entered = session.__enter__()
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    yield entered
+    session.__exit__(None, None, None)
 
 
 # How a test says that something has to be fetched or installed first.

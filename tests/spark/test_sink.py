@@ -154,6 +154,19 @@ def test_a_batch_that_is_repeated_is_there_once(spark, path, tmp_path):
     assert [] == leftovers(path)
 
 
+def test_output_modes(spark, path, tmp_path):
+    """Complete appends every row of the result; update is refused by Spark, for sinks in Python."""
+    stream = spark.readStream.format("logstore").option("startingOffsets", "earliest")
+    counts = stream.option("subscribe", "in").load(path).groupBy("topic").count()
+    writer = counts.selectExpr("string(count) AS value").writeStream.format("logstore")
+    writer = writer.option("topic", "out").option("checkpointLocation", str(tmp_path / "c"))
+    with pytest.raises(Exception, match="does not support Update mode"):
+        writer.outputMode("update").trigger(availableNow=True).start(path).awaitTermination(60)
+    query = writer.outputMode("complete").trigger(availableNow=True).start(path)
+    assert query.awaitTermination(60)
+    assert [20] == numbers(path)
+
+
 def test_a_killed_worker(spark, path, tmp_path):
     """Its task is run again, by itself or with the query; each record is there once."""
     flag = tmp_path / "killed"

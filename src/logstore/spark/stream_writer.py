@@ -27,7 +27,9 @@ BATCH_ID: Final = "streaming.sql.batchId"
 
 class LogStoreStreamWriter(DataSourceStreamArrowWriter):
     """
-    Writes micro-batches; in output modes append, update and complete their rows are appended.
+    Writes micro-batches; in output modes append and complete their rows are appended.
+
+    Spark refuses update for sinks in Python.
 
     Args:
         options: The sink's.
