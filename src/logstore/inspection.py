@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logstore import _native
-from logstore.checkpoint import topic_partition_of
+from logstore.checkpoint import PARTITION_METADATA, topic_partition_of
 from logstore.errors import CorruptRecordError, LogStoreError
 from logstore.files import REAL_FILES, Files
 from logstore.index_file import RELATIVE_OFFSET_MAX
@@ -139,7 +139,7 @@ def is_partition(path: Path) -> bool:
         return False
     if any(name.endswith(".log") and name[:-4].isdecimal() for name in names):
         return True
-    return "partition.metadata" in names or (
+    return PARTITION_METADATA in names or (
         "leader-epoch-checkpoint" in names and topic_partition_of(path.name) is not None
     )
 

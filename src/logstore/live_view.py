@@ -24,6 +24,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from logstore._native import live_is_at
+from logstore.checkpoint import LEADER_EPOCH_CHECKPOINT
 from logstore.errors import LogStoreError, StorageError
 from logstore.file_records import LogOffsetMetadata
 from logstore.flushed_transactions import FlushedTransactions
@@ -36,7 +37,6 @@ from logstore.live_offsets import (
 )
 from logstore.live_segment import LiveSegment
 from logstore.loader import LoadedLog
-from logstore.partition import LEADER_EPOCH_FILE
 from logstore.partition_state import PartitionState, state_path_of
 from logstore.process_watch import ProcessWatch, pid_namespace, watch_process
 from logstore.record_places import Moment
@@ -145,7 +145,7 @@ class LiveView:
             files=self._files,
             clock=self._clock,
             scheduler=self._scheduler,
-            epochs_path=os.path.join(self._directory, LEADER_EPOCH_FILE),
+            epochs_path=os.path.join(self._directory, LEADER_EPOCH_CHECKPOINT),
         )
 
     def attach(self, log: Partition) -> None:

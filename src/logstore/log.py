@@ -19,7 +19,12 @@ from logstore._native import Buffer, Record, Writer
 from logstore.append_origin import AppendOrigin
 from logstore.arrow import Scan
 from logstore.checking import broken_invariants
-from logstore.checkpoint import LeaderEpochCheckpointFile, PartitionMetadataFile
+from logstore.checkpoint import (
+    LEADER_EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    LeaderEpochCheckpointFile,
+    PartitionMetadataFile,
+)
 from logstore.cleaner_config import CleanerSettings
 from logstore.cleaner_stats import CleanerStats
 from logstore.clock import SYSTEM_CLOCK, Clock
@@ -36,7 +41,6 @@ from logstore.leader_epoch import LeaderEpochCache
 from logstore.live_view import LiveView
 from logstore.loader import LoadedLog, LogLoader
 from logstore.local_log import LocalLog
-from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.producer_state import ProducerStateManager
 from logstore.readable_log import Isolation, Start, start_offset
 from logstore.reader import OnCorrupt, RecordIterator
@@ -126,7 +130,7 @@ class Log(UnifiedLog, Closing):
         with _scheduler_of_log(scheduler, clock) as (background, own_scheduler):
             leader_epochs = LeaderEpochCache(
                 LeaderEpochCheckpointFile(
-                    os.path.join(path, LEADER_EPOCH_FILE), create=True, files=files
+                    os.path.join(path, LEADER_EPOCH_CHECKPOINT), create=True, files=files
                 ),
                 background,
                 os.path.basename(path),
@@ -205,7 +209,7 @@ class Log(UnifiedLog, Closing):
                 clock=clock,
                 scheduler=scheduler,
                 partition_metadata=PartitionMetadataFile(
-                    os.path.join(path, PARTITION_METADATA_FILE), files=files
+                    os.path.join(path, PARTITION_METADATA), files=files
                 ),
                 **state,
             )

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from logstore.watermarks import HighWatermarkMode
 
 FLUSH_MESSAGES_NEVER: Final = 2**63 - 1
-LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
-PARTITION_METADATA_FILE: Final = "partition.metadata"
 EXPIRATION_CHECK_NEVER: Final = 2**31 - 1
 WOKEN_SECONDS: Final = 3600.0  # Who waits in the writer's process is woken at each move.
 POLL_SECONDS: Final = 0.02  # Who waits for a log that shows nothing looks so often.

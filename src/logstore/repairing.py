@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from logstore.checkpoint import LOG_START_CHECKPOINT
+from logstore.checkpoint import LOG_START_CHECKPOINT, PARTITION_METADATA
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.errors import StorageError
 from logstore.files import REAL_FILES, TEMPORARY_SUFFIX, Files
@@ -344,7 +344,7 @@ def _repair_derived(
             state.write_log_start_offset(first)
             reason += f"; what was deleted from offset {first} on may be readable again"
         yield Repair(path, None, 0, 0, None, None, reason)  # Loading corrects the others.
-    elif path.name == "partition.metadata":
+    elif path.name == PARTITION_METADATA:
         if path.exists():  # Else only its topic's owner knows the id.
             yield _set_aside(path, reason, files)
     else:

@@ -26,6 +26,7 @@ from logstore.checkpoint import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
+    PARTITION_METADATA,
     CleanShutdownFile,
     LeaderEpochCheckpointFile,
     OffsetCheckpointFile,
@@ -43,7 +44,6 @@ from logstore.legacy import LegacyEntry
 from logstore.log import Log
 from logstore.log_copy import cut_batch
 from logstore.meta_properties import MetaProperties, new_directory_id, read_meta_properties
-from logstore.partition import PARTITION_METADATA_FILE
 from logstore.point_in_time import (
     Entry,
     PartitionHistory,
@@ -63,7 +63,7 @@ from logstore.store_copy import PartitionFiles, StoreCopy, abort_open_transactio
 from logstore.store_directories import contents_of
 from logstore.topic_configs import TopicConfigs
 from logstore.topic_names import TRANSACTION_STATE_TOPIC
-from logstore.writer_lock import has_writer, locked_error
+from logstore.writer_lock import LOCK_FILE, has_writer, locked_error
 
 FETCH_BYTES: Final = 1 << 20
 LINKED_SUFFIXES: Final = (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)
@@ -156,7 +156,7 @@ def restore_store(
     time_ms = None if to_time is None else milliseconds_of(to_time)
     existing_snapshot(source, files)
     if has_writer(source, files):
-        raise locked_error(os.path.join(source, ".lock"), files)
+        raise locked_error(os.path.join(source, LOCK_FILE), files)
     if not CleanShutdownFile(source, files=files).exists():
         raise StorageError(
             f"{source} was opened for writing and not closed; open it once more and close it",
@@ -238,7 +238,7 @@ def _put_in_place(
             elif name == APPEND_TIMES_FILE:
                 files.replace_file(os.path.join(directory, name), files.read_file(place))
         epochs = LeaderEpochCheckpointFile(os.path.join(path, LEADER_EPOCH_CHECKPOINT), files=files)
-        metadata = PartitionMetadataFile(os.path.join(path, PARTITION_METADATA_FILE), files=files)
+        metadata = PartitionMetadataFile(os.path.join(path, PARTITION_METADATA), files=files)
         topic_id = metadata.read().topic_id if metadata.exists() else None
         finished.append(PartitionFiles(topic_partition, epochs.read(), topic_id, unsynced))
     copy.finish_partitions(finished)

@@ -20,6 +20,7 @@ from logstore.checkpoint import (
     HIGH_WATERMARK_CHECKPOINT,
     LEADER_EPOCH_CHECKPOINT,
     LOG_START_CHECKPOINT,
+    PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
     LeaderEpochCheckpointFile,
     OffsetCheckpointFile,
@@ -103,7 +104,7 @@ def verify_state(contents: Contents) -> Iterator[Damage]:
     for path in sorted(contents.directory.iterdir()):
         if path.name == LEADER_EPOCH_CHECKPOINT or path.name in ROOT_CHECKPOINTS:
             continue
-        if path.name == "partition.metadata":
+        if path.name == PARTITION_METADATA:
             yield from _problem(path, "checkpoint", PartitionMetadataFile(path).read)
         elif kind_of(path.name) == "checkpoint" and path.suffix != QUARANTINE_SUFFIX:
             yield from _problem(path, "checkpoint", OffsetCheckpointFile(path).read)
@@ -234,7 +235,7 @@ def _verify_epochs(contents: Contents) -> Iterator[Damage]:
 
 def _verify_topic_id(contents: Contents) -> Iterator[Damage]:
     """A broker that knows topics by their id takes a partition without one for a stray."""
-    path = contents.directory / "partition.metadata"
+    path = contents.directory / PARTITION_METADATA
     properties = contents.directory.parent / META_PROPERTIES
     if path.exists() or not properties.exists() or topic_partition_of(path.parent.name) is None:
         return

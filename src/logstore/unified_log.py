@@ -27,9 +27,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from logstore.checkpoint import LEADER_EPOCH_CHECKPOINT, PARTITION_METADATA
 from logstore.errors import ClosedError, StorageError
 from logstore.file_records import FetchDataInfo
-from logstore.partition import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE
 from logstore.partition_retention import RetainingLog
 from logstore.producer_rebuild import rebuild_producer_state
 from logstore.segment import LogSegment, TimestampAndOffset
@@ -463,8 +463,8 @@ class UnifiedLog(RetainingLog):
             self._directory = directory
             self._local_log.update_directory(directory)
             self.producer_state.update_directory(directory)
-            self.leader_epochs.update_path(os.path.join(directory, LEADER_EPOCH_FILE))
-            self._partition_metadata.update_path(os.path.join(directory, PARTITION_METADATA_FILE))
+            self.leader_epochs.update_path(os.path.join(directory, LEADER_EPOCH_CHECKPOINT))
+            self._partition_metadata.update_path(os.path.join(directory, PARTITION_METADATA))
             if self._checkpoints is not None:
                 self._checkpoints.update_directory(directory)
 

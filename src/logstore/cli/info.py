@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import logstore
-from logstore.checkpoint import PartitionMetadataFile, topic_partition_of
+from logstore.checkpoint import PARTITION_METADATA, PartitionMetadataFile, topic_partition_of
 from logstore.cli import plans, sinks
 from logstore.cli.json_lines import print_json
 from logstore.cli.times import format_timestamp
@@ -128,7 +128,7 @@ def describe(partition: Path) -> dict[str, Any]:
 
 
 def _topic_id(partition: Path) -> str | None:
-    path = partition / "partition.metadata"
+    path = partition / PARTITION_METADATA
     if not path.exists():
         return None
     try:
