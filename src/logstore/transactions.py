@@ -104,7 +104,8 @@ class Transaction:
         self._outcome: Outcome = "open"
         self._pending: dict[TopicPartition, _Pending] = {}
         self._added: set[TopicPartition] = set()
-        self._sequences: dict[TopicPartition, int] = {}
+        # With the topic's id: a topic that was made anew knows of no record of this producer.
+        self._sequences: dict[tuple[TopicPartition, str | None], int] = {}
         self._producer = coordinator.begin(transactional_id, timeout_ms)
 
     @property
@@ -240,13 +241,14 @@ class Transaction:
                 self._write([found])  # What came before stays before it.
             with self._ended_by_others(found):
                 self._note_places([found])
+                log = self._store[found]
                 count = number_batch(
                     batch,
                     producer_id=self._producer.producer_id,
                     producer_epoch=self._producer.producer_epoch,
-                    base_sequence=self._sequences.get(found, 0),
+                    base_sequence=self._sequences.get((found, log.topic_id), 0),
                 )
-                self._append_batch(found, self._store[found], batch, count)
+                self._append_batch(found, log, batch, count)
 
     def note_partitions(self, places: Iterable[tuple[str, int]]) -> None:
         """
@@ -388,7 +390,7 @@ class Transaction:
         """Write what waits for a partition, perhaps but for the last batch, which may grow."""
         if pending.log.is_closed:  # The topic was deleted; another one of this name is a new log.
             pending.log = self._store[place]
-            self._sequences.pop(place, None)
+        key = (place, pending.log.topic_id)
         columns = columns_of(pending.given(), self._now()).columns
         done = size_bytes = 0
         try:
@@ -402,7 +404,7 @@ class Transaction:
                     leader_epoch=-1,
                     producer_id=self._producer.producer_id,
                     producer_epoch=self._producer.producer_epoch,
-                    base_sequence=self._sequences.get(place, 0),
+                    base_sequence=self._sequences.get(key, 0),
                     attributes=TRANSACTIONAL_FLAG,
                 )
                 if last_waits and done + count == columns.count:
@@ -414,7 +416,8 @@ class Transaction:
             pending.drop(done, size_bytes)
 
     def _append_batch(self, place: TopicPartition, log: Log, batch: Buffer, count: int) -> None:
-        sequence = self._sequences.get(place, 0)
+        key = (place, log.topic_id)
+        sequence = self._sequences.get(key, 0)
         guard = None
         if sequence == 0:
             guard = log.maybe_start_transaction_verification(
@@ -424,7 +427,7 @@ class Transaction:
                 supports_epoch_bump=True,
             )
         log.append_batches(batch, leader_epoch=log.leader_epoch, verification_guard=guard)
-        self._sequences[place] = increment_sequence(sequence, count)
+        self._sequences[key] = increment_sequence(sequence, count)
 
     # -- end ---------------------------------------------------------------------------------------
 

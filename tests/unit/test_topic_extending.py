@@ -20,6 +20,7 @@ from logstore.errors import (
     TopicAppendError,
 )
 from logstore.partitioner import StickyPartition, partition_of_key, partitions_for_keys
+from logstore.record import encode_batch
 from logstore.store import open_log_store
 
 NOW = 1_700_000_000_000
@@ -353,3 +354,15 @@ class TestInATransaction:
             topic = store.create_topic("orders")
             transaction.extend("orders", [b"new", b"newer"])
         assert [b"new", b"newer"] == list(topic[0].read_values())
+
+    def test_finished_batches_for_a_topic_that_is_made_anew(self, store):
+        """The same holds for batches; before, the transaction said that it was fenced."""
+        store.create_topic("orders")
+        with store.transaction("t") as transaction:
+            for value in (b"old", b"new"):
+                batch = encode_batch([(None, NOW, None, value, ())])
+                transaction.append_batch(("orders", 0), bytearray(batch))
+                if value == b"old":
+                    store.delete_topic("orders")
+                    topic = store.create_topic("orders")
+        assert [b"new"] == list(topic[0].read_values())
