@@ -7,6 +7,7 @@
 # With LOGSTORE_PORTABLE=1 the core has no instruction beyond the baseline and no system call beyond POSIX, as on
 # systems other than Linux. The instrumented core is built beside the normal one, into build/sanitize or build/portable,
 # when a source changed. Needs gcc's sanitizer libraries. Leaks are not looked for: CPython keeps memory until it ends.
+# Too large an allocation fails, as it does without sanitizers: a test asks for one.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -47,5 +48,6 @@ esac
 # Word splitting is wanted: paths without spaces, relative to the checkout.
 # shellcheck disable=SC2086
 exec env LOGSTORE_HYPOTHESIS="${LOGSTORE_HYPOTHESIS:-small}" PYTHONPATH="$PWD/$place/lib" PYTHONMALLOC=malloc \
-    LD_PRELOAD="$asan $ubsan" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+    LD_PRELOAD="$asan $ubsan" ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
+    UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
     "$python" -m pytest -q -p no:cacheprovider -m "$marks" $processes $left_out $paths "$@"

@@ -9,7 +9,7 @@ there is something to do. After each look, segments of compacted logs go that th
 
 States of a log: none, in progress, aborted (as soon as the cleaner notices, it is paused), paused
 (as often as it was asked for). One that could not be cleaned is set aside and reported, so that the
-others are not held up; after a full disk it is tried again.
+others are not held up; after a full disk, or without memory, it is tried again.
 
 Source: Kafka ``LogCleaner``, ``LogCleanerManager``; spec 7.1, 7.5 to 7.7.
 """
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IO_BUFFER_BYTES_MIN: Final = 4096
-RETRY_BACKOFFS: Final = 10  # Looks that a log is left alone after its disk was full.
+RETRY_BACKOFFS: Final = 10  # Looks that a log is left alone after disk or memory was full.
 ABORT_POLL_SECONDS: Final = 0.05
 
 Report = Callable[[BaseException, str], object]
@@ -418,16 +418,24 @@ class LogCleaner:
             if self._is_stopping:
                 self.manager.done_cleaning(cleanable.log)
                 return
-            for number in range(missing):
-                self._thread_count += 1
-                thread = threading.Thread(
-                    target=self._run,
-                    args=(cleanable if number == 0 else None,),
-                    name=f"kafka-log-cleaner-thread-{self._thread_count - 1}",
-                    daemon=True,
-                )
-                self._threads.add(thread)
-                thread.start()
+            try:
+                for number in range(missing):
+                    self._start_thread(cleanable if number == 0 else None)
+            except RuntimeError as error:  # The system has no thread left.
+                self._report(error, "start a thread of the cleaner")
+                if number == 0:  # A later look tries again.
+                    self.manager.done_cleaning(cleanable.log)
+
+    def _start_thread(self, cleanable: LogToClean | None) -> None:
+        thread = threading.Thread(
+            target=self._run,
+            args=(cleanable,),
+            name=f"kafka-log-cleaner-thread-{self._thread_count}",
+            daemon=True,
+        )
+        thread.start()
+        self._threads.add(thread)
+        self._thread_count += 1
 
     def _missing_threads(self) -> int:
         return max(0, self._config.log_cleaner_threads - len(self._threads))
@@ -451,14 +459,7 @@ class LogCleaner:
             cleanable = cleanable or self._grab()
             if cleanable is None:
                 break
-            if cleaner is None:
-                cleaner = _new_cleaner(
-                    self._config,
-                    max(1, self._config.log_cleaner_threads),
-                    self._throttler,
-                    self._check_done,
-                )
-            self._clean(cleaner, cleanable)
+            cleaner = self._clean(cleaner, cleanable)
             rounds += 1
             cleanable = None
         self._delete_old_segments()
@@ -474,10 +475,25 @@ class LogCleaner:
             raise LogCleaningAbortedError("the cleaner is being closed", path=log.directory)
         self.manager.check_cleaning_aborted(log)
 
-    def _clean(self, cleaner: Cleaner, cleanable: LogToClean) -> None:
-        """Clean one log, whatever happens."""
+    def _clean(self, cleaner: Cleaner | None, cleanable: LogToClean) -> Cleaner | None:
+        """
+        Clean one log, whatever happens.
+
+        Args:
+            cleaner: Of this thread; None: it is made.
+            cleanable: In progress; not any more on return.
+
+        Returns:
+            The cleaner; None: there was no memory for it.
+        """
         log = cleanable.log
         try:
+            cleaner = cleaner or _new_cleaner(
+                self._config,
+                max(1, self._config.log_cleaner_threads),
+                self._throttler,
+                self._check_done,
+            )
             stats = cleaner.clean(cleanable, self._clock.milliseconds())
             log.update_cleaner_offset(stats.next_first_dirty_offset)
             self.last_stats = stats
@@ -496,11 +512,12 @@ class LogCleaner:
                 self._set_aside(log, error)
         finally:
             self.manager.done_cleaning(log)
+        return cleaner
 
     def _set_aside(self, log: UnifiedLog, error: BaseException) -> None:
         """Leave a log alone that cannot be cleaned, and tell why."""
         retry_ms = None
-        if isinstance(error, DiskFullError):
+        if isinstance(error, DiskFullError | MemoryError):
             retry_ms = RETRY_BACKOFFS * max(1, self._config.log_cleaner_backoff_ms)
         self.manager.mark_uncleanable(log, error, retry_ms)
         self._report(error, f"clean {log.name}")

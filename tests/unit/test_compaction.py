@@ -343,6 +343,44 @@ class TestLogCleaner:
         for log in opened:
             log.close()
 
+    def test_no_memory_passes(self, logs):
+        """Without memory for a map a log is set aside, and is in nobody's way; later it goes on."""
+        log = logs.new("a-0")
+        cleaner = logs.cleaner(
+            CleanerConfig(log_cleaner_dedupe_buffer_size=2**60, log_cleaner_backoff_ms=1000)
+        )
+        cleaner.run_once()
+        assert 0 == cleaner.run_once()
+        ((what, error),) = logs.reports
+        assert "clean a-0" == what
+        assert isinstance(error, MemoryError)
+        with cleaner.manager.paused(log):
+            assert 30 == len(list(log.read()))
+
+        cleaner.reconfigure(SETTINGS)
+        cleaner.start()
+        logs.clock.advance(10_000)
+        cleaner.run_once()
+        assert 1 == len(list(log.read()))
+
+    def test_no_thread_passes(self, logs):
+        """Where no thread can be started, a later look tries again."""
+        log = logs.new("a-0")
+        cleaner = logs.cleaner(in_background=True)
+        cleaner.start()
+        before = threading.stack_size(2**48)  # More than there are addresses.
+        try:
+            logs.scheduler.advance_to(NOW_MS + 1000)
+        finally:
+            threading.stack_size(before)
+        assert ["start a thread of the cleaner"] == [what for what, _ in logs.reports]
+        assert 30 == len(list(log.read()))
+
+        logs.scheduler.advance_to(NOW_MS + 2000)
+        until(lambda: not cleaner.is_working)
+        assert 1 == len(list(log.read()))
+        cleaner.shutdown()
+
     def test_shutdown_ends_a_cleaning(self, tmp_path):
         """Soon, and without a trace; another start goes on."""
         logs = Logs(tmp_path)
