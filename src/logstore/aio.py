@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from logstore.arrow import Scan
     from logstore.cleaner_stats import CleanerStats
     from logstore.damage import SkippedRange
-    from logstore.file_records import FetchDataInfo
+    from logstore.file_records import FetchDataInfo, LogOffsetMetadata
     from logstore.segment import TimestampAndOffset
     from logstore.validator import LogAppendInfo
     from logstore.watermarks import HighWatermarkMode, LogOffsets
@@ -221,6 +221,14 @@ class AsyncLog:
         """Return the first record that has the largest timestamp."""
         return await _in_thread(self.log.max_timestamp)
 
+    async def offset_metadata(self, offset: int) -> LogOffsetMetadata:
+        """Return where an offset is; with positions -1 if it is not in the log."""
+        return await _in_thread(self.log.offset_metadata, offset)
+
+    async def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int] | None:
+        """Return (epoch, end offset) of the largest epoch <= ``leader_epoch``, None if unknown."""
+        return await _in_thread(self.log.end_offset_for_epoch, leader_epoch)
+
     # -- what is known at once ---------------------------------------------------------------------
 
     @property
@@ -306,6 +314,10 @@ class AsyncLog:
     ) -> None:
         """Remove everything; the next record gets ``new_offset``."""
         await _in_thread(self.log.truncate_fully_and_start_at, new_offset, log_start_offset)
+
+    async def rename(self, name: str) -> None:
+        """Give the directory another name beside its old one; durable on return."""
+        await _in_thread(self.log.rename, name)
 
     async def delete(self) -> None:
         """Close the log and delete its directory."""

@@ -103,8 +103,12 @@ def test_changes(path):
             assert not log.is_closed
             assert not log.is_read_only
             assert 6 == log.scan().count()
+            assert (0, 10) == await log.end_offset_for_epoch(0)
+            assert log.log.offset_metadata(9) == await log.offset_metadata(9)
             await log.truncate_fully_and_start_at(7)
             assert 7 == await log.append(b"b")
+            await log.rename("renamed-0")
+            assert "renamed-0" == log.name
             await log.delete()
             assert log.is_closed
         assert not path.exists()

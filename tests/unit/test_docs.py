@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from logstore.cli import build_parser
 
 pytestmark = pytest.mark.repository
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +22,8 @@ PROGRAMS = {
     "compaction.md": [],
     "following.md": ["trio"],
     "positions.md": [],
+    "processes-and-threads.md": [],
+    "reading.md": [],
     "retention.md": [],
     "snapshots.md": [],
     "store.md": [],
@@ -77,3 +82,29 @@ def test_commands(page, tmp_path):
     printed = run_commands(page, tmp_path)
     for part in COMMANDS[page]:
         assert part in printed
+
+
+def commands_on(page):
+    """Return the arguments of each ``logstore`` command that a page shows."""
+    found = []
+    for line in "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        for at in [at for at, word in enumerate(words) if word == "logstore"]:
+            end = next(
+                (i for i, word in enumerate(words[at:], at) if word in {"|", "<", ">", "&&"}), None
+            )
+            found.append(words[at + 1 : end])
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", ["../README.md", *sorted(path.name for path in (ROOT / "docs").glob("*.md"))]
+)
+def test_commands_are_understood(page, capsys):
+    """Every command on every page has the arguments that it takes."""
+    parser = build_parser()
+    for arguments in commands_on(page):
+        try:
+            parser.parse_args(arguments)
+        except SystemExit:
+            pytest.fail(f"{shlex.join(arguments)}: {capsys.readouterr().err}")
