@@ -508,7 +508,7 @@ def _is_whole_batch(segment: LogSegment, position: int) -> bool:
     """Return whether a batch with a right CRC begins there."""
     with contextlib.suppress(CorruptRecordError):
         for header in segment.headers(position):
-            return bool(segment.batch_at(header).is_valid)
+            return segment.batch_at(header).is_valid
     return False
 
 

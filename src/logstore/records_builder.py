@@ -322,10 +322,9 @@ def _fields_of(record: Record | RecordFields) -> RecordFields:
 def _offsets_of(rows: list[RecordFields], base_offset: int | None) -> list[int]:
     offsets: list[int] = []
     next_offset = base_offset or 0
-    for offset, *_ in rows:
-        if offset is None:
-            offset = next_offset  # noqa: PLW2901
-        elif offsets and offset < next_offset:
+    for given, *_ in rows:
+        offset = next_offset if given is None else given
+        if offsets and offset < next_offset:
             message = f"offset {offset} after offset {offsets[-1]}; offsets must increase"
             raise ValueError(message)
         offsets.append(offset)

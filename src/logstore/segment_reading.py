@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from logstore._native import Writer
     from logstore.config import LogConfig
+    from logstore.file_records import Batch
     from logstore.producer_state import CompletedTxn
 
 
@@ -354,7 +355,7 @@ class ReadableSegment(SegmentFiles):
         found = self.offset_index.fetch_upper_bound_offset(start, fetch_bytes)
         return None if found is None else found.offset
 
-    def batch_at(self, header: EntryHeader):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    def batch_at(self, header: EntryHeader) -> Batch:
         """Return the whole batch that a header belongs to."""
         for batch in FileRecords(self.handle, header.position, header.size_bytes).batches():
             return batch
