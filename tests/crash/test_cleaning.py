@@ -39,14 +39,6 @@ CONFIG = LogConfig.of(
 SETTINGS = CleanerConfig(log_cleaner_dedupe_buffer_size=24 * 12)  # Several rounds.
 
 
-@pytest.fixture(scope="module", name="directory")
-def _directory(tmp_path_factory):
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
-
-
 def put(log, **values):
     rows = [
         (None, workload.NOW_MS, key.encode(), None if value is None else value.encode(), ())

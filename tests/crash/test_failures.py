@@ -200,15 +200,6 @@ def test_full_disk(session):
     assert expected == reopened(session)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory in memory if there is one."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("name", workload.TRUNCATIONS)

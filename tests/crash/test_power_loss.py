@@ -24,15 +24,6 @@ RECOVERY_MOMENTS = 40 if IS_NIGHTLY else 2
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory for many small logs, in memory if that can be."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
-
-
-@pytest.fixture(scope="module")
 def states(directory):
     """What the log holds before the first step and after each."""
     return workload.reference(directory / "reference" / "log-0")

@@ -10,7 +10,6 @@ import sys
 import textwrap
 
 import crash_workload as workload
-import pytest
 from sampling import IS_NIGHTLY
 
 import logstore
@@ -18,15 +17,6 @@ from logstore.simulated_files import SimulatedFiles
 
 MOMENTS = None if IS_NIGHTLY else 15
 ROUNDS = 50 if IS_NIGHTLY else 3
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory for many small logs, in memory if that can be."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
 
 
 def test_end_at_any_operation(directory):

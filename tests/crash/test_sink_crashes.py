@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 
-import crash_workload as workload
 import pytest
 from sampling import IS_NIGHTLY
 from staged_records import staged
@@ -30,15 +29,6 @@ MOMENTS = None if IS_NIGHTLY else 24
 FEW = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
 PLACES = (("a", 0), ("a", 1), ("b", 0))
 VERSIONS = [(sink, version) for version in range(3) for sink in ("q", "r")]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory for many small stores, in memory if that can be."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 
-import crash_workload as workload
 import pytest
 from sampling import IS_NIGHTLY
 
@@ -32,15 +31,6 @@ CONFIG = {
     "transaction.state.log.num.partitions": 1,
     "offsets.topic.num.partitions": 1,
 }
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory for many small stores, in memory if that can be."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
 
 
 def opened(path, files, clock=None):

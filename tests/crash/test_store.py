@@ -32,15 +32,6 @@ CONFIG = {
 }
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory for many small stores, in memory if that can be."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
-
-
 class Session:
     """One process: a store over two directories, and what was acknowledged."""
 

@@ -14,7 +14,6 @@ import contextlib
 import os
 import shutil
 
-import crash_workload as workload
 import pytest
 from plain_store import PlainStore
 from sampling import IS_NIGHTLY
@@ -30,15 +29,6 @@ SEEDS = 6 if IS_NIGHTLY else 1
 MOMENTS = None if IS_NIGHTLY else 16
 FEW = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
 PLACES = (("a", 0), ("a", 1), ("b", 0))
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """A directory for many small stores, in memory if that can be."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
 
 
 @pytest.fixture(scope="module", params=["plain", "store"])

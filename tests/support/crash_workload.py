@@ -43,13 +43,15 @@ CONFIG = LogConfig.of(
 )
 
 
+@contextlib.contextmanager
 def directory_for_crashes(tmp_path_factory):
-    """Return a directory in memory if there is one: crash tests sync all the time."""
+    """Give a directory in memory if there is one: crash tests sync all the time."""
     memory = "/dev/shm"
     if not os.access(memory, os.W_OK):
-        return None, tmp_path_factory.mktemp("crash")
-    holder = tempfile.TemporaryDirectory(dir=memory, prefix="logstore-crash-")
-    return holder, pathlib.Path(holder.name)
+        yield tmp_path_factory.mktemp("crash")
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="logstore-crash-") as path:
+        yield pathlib.Path(path)
 
 
 # ---- opening -------------------------------------------------------------------------------------

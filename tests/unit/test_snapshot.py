@@ -93,10 +93,8 @@ def records(store):
 @pytest.fixture(name="memory")
 def _memory(tmp_path_factory):
     """A directory in memory if there is one, for what syncs all the time."""
-    holder, path = workload.directory_for_crashes(tmp_path_factory)
-    yield path
-    if holder is not None:
-        holder.cleanup()
+    with workload.directory_for_crashes(tmp_path_factory) as path:
+        yield path
 
 
 def read_only(path):
