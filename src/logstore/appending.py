@@ -337,7 +337,6 @@ class AppendingPartition(WatermarkedPartition):
             expected_next_offset: The base offset of the new segment, if it is above the log end.
             is_to_append: Attach the writer to the new segment, too.
         """
-        self.sync_producer_state()
         sealed, recovery_point = self._local_log.segments.active, self._flusher.recovery_point
         was_flushed = (
             self._writer.log_end_offset <= recovery_point
@@ -353,9 +352,10 @@ class AppendingPartition(WatermarkedPartition):
         self.producer_state.take_snapshot(sync=False)
         if self._watermarks.mode != "log_end":  # It has moved with the append.
             self._update_high_watermark_with_log_end()
-        if is_to_append:
+        if is_to_append and not segment.is_attached:
             self._local_log.attach()
-        self.refresh_fast_path()
+        if segment.index_interval_bytes != sealed.index_interval_bytes:
+            self.refresh_fast_path()  # No other rule of the writer is a segment's.
         return segment
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from logstore._native import RollStage, check
+from logstore._native import RollStage, WriterState, check
 from logstore.files import FileHandle
-from logstore.index import OffsetIndex, TimeIndex, TimestampOffset
+from logstore.index import TimestampOffset
 from logstore.segment_reading import ReadableSegment
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from logstore._native import Rolled, Writer, WriterState
+    from logstore._native import Writer
     from logstore.clock import Clock
     from logstore.config import LogConfig
     from logstore.files import Files
@@ -221,51 +221,53 @@ class AttachableSegment(ReadableSegment):
             writer, fresh = self._writer, self._fresh_indexes
             if writer is None or fresh is None:
                 return False
-            rolled = writer.roll(
+            stage, why, log_fd, index_fd, time_fd, left = writer.roll(
                 following._stem,
                 until,
-                base_offset=following.base_offset,
-                offset_entries_max=following.index_bytes // OffsetIndex.ENTRY_BYTES,
-                time_entries_max=following.index_bytes // TimeIndex.ENTRY_BYTES,
-                created_ms=following.created_ms,
-                segment_ms=segment_ms - following.roll_jitter_ms,
+                following.base_offset,
+                following._index_bytes,
+                following.created_ms,
+                segment_ms - following.roll_jitter_ms,
             )
-            stage = rolled.stage
             if stage == RollStage.NOTHING:
                 return False
+            state = WriterState._make(left)
             is_sealed = stage != RollStage.DETACHED
             if is_sealed:
                 fresh.forget()
                 self._fresh_indexes = None
                 self._are_indexes_unsynced = True  # A flush has to care for them.
             else:
-                fresh.note_entries(rolled.state)
+                fresh.note_entries(state)
             self._writer = None
-            self._size_bytes = rolled.state.size_bytes
+            self._size_bytes = state.size_bytes
         self._change_count += 1
-        self._take_back(rolled.state)
+        self._take_back(state)
         self._end_leases()
         if stage >= RollStage.MADE:
-            following._take_files(rolled, writer)
+            following._take_log(log_fd)
+            if stage == RollStage.ATTACHED:
+                following._take_writer(writer, index_fd, time_fd)
         elif stage != RollStage.REFUSED:
             if not is_sealed:
                 self._make_indexes()  # They know which entries there are; the next roll goes on.
-            check(rolled.why, "seal a segment", self.log_path)
+            check(why, "seal a segment", self.log_path)
         return is_sealed
 
-    def _take_files(self, rolled: Rolled, writer: Writer) -> None:
-        """Take over what a roll has made for this segment."""
-        self._handle = handle = FileHandle(
-            self._files, self.log_path, self._open_flags, fd=rolled.log_fd
-        )
+    def _take_log(self, fd: int) -> None:
+        """Take over the ``.log`` file that a roll has made for this segment."""
+        self._handle = FileHandle(self._files, self.log_path, self._open_flags, fd=fd)
         self._note_use()
-        if rolled.stage == RollStage.ATTACHED:
-            self._take_fresh_indexes(rolled.index_fd, rolled.timeindex_fd)
-            self._change_count += 1
-            handle.acquire()
-            self._leased = [handle]
-            self._writer = writer
-            writer.path = handle.path
+
+    def _take_writer(self, writer: Writer, index_fd: int, time_fd: int) -> None:
+        """Know that the writer is attached, to index files that were made for this segment."""
+        handle = self.handle
+        self._take_fresh_indexes(index_fd, time_fd)
+        self._change_count += 1
+        handle.acquire()
+        self._leased = (handle,)
+        self._writer = writer
+        writer.path = handle.path
 
 
 def _release_all(leased: Sequence[FileHandle]) -> None:

@@ -279,23 +279,8 @@ class LocalLog:
         log_end_offset = self.log_end_offset
         base_offset = max(expected_next_offset, log_end_offset)
         active = self.segments.active
-        existing = self.segments.get(base_offset)
-        if existing is not None:
-            if existing is not active or active.size_bytes > 0:
-                raise StorageError(
-                    f"cannot roll to offset {base_offset}: its segment exists and is not empty;"
-                    " run `logstore verify`",
-                    path=existing.log_path,
-                    offset=base_offset,
-                )
-            return self.replace_segment(base_offset, active)
-        if base_offset < active.base_offset:
-            raise StorageError(
-                f"cannot roll to offset {base_offset} below the active segment"
-                f" {active.base_offset}; run `logstore verify`",
-                path=active.log_path,
-                offset=base_offset,
-            )
+        if base_offset <= active.base_offset:
+            return self._roll_empty(active, base_offset)
         segment = self._fresh_segment(base_offset)
         if active.base_offset < log_end_offset <= recovery_point:
             self._seal(active, segment, RollStage.SEALED)
@@ -315,6 +300,25 @@ class LocalLog:
         if len(self._open_sealed) > min(OPEN_SEALED_MAX, OPEN_FILES.segments_max // 2):
             self._open_sealed.popleft().release()
         return segment
+
+    def _roll_empty(self, active: LogSegment, base_offset: int) -> LogSegment:
+        """Replace an active segment that is empty, and has this base offset."""
+        existing = self.segments.get(base_offset)
+        if existing is None:
+            raise StorageError(
+                f"cannot roll to offset {base_offset} below the active segment"
+                f" {active.base_offset}; run `logstore verify`",
+                path=active.log_path,
+                offset=base_offset,
+            )
+        if existing is not active or active.size_bytes > 0:
+            raise StorageError(
+                f"cannot roll to offset {base_offset}: its segment exists and is not empty;"
+                " run `logstore verify`",
+                path=existing.log_path,
+                offset=base_offset,
+            )
+        return self.replace_segment(base_offset, active)
 
     def _seal(self, active: LogSegment, following: LogSegment, until: RollStage) -> None:
         """Seal the active segment; makes as much of the following one as is simple."""

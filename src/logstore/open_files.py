@@ -67,6 +67,14 @@ def default_segments_max() -> int:
     return min(max(soft // 2 // FILES_PER_SEGMENT, SEGMENTS_MIN), SEGMENTS_MAX)
 
 
+class _Held(weakref.ref[FileHolder]):
+    """A segment that holds files; knows its key when the segment is gone."""
+
+    __slots__ = ("key",)
+
+    key: int
+
+
 class OpenFiles:
     """
     The segments that hold files, the longest unused first.
@@ -77,12 +85,15 @@ class OpenFiles:
     **Thread rule**: any thread may call anything.
     """
 
-    __slots__ = ("_default", "_held", "_lock", "_segments_max", "_thread")
+    __slots__ = ("_default", "_forget", "_held", "_lock", "_segments_max", "_thread")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: int | None = None  # That has others give up.
-        self._held: dict[int, weakref.ref[FileHolder]] = {}
+        held: dict[int, _Held] = {}
+        self._held = held
+        # Knows no more than that: the collector may call it inside any lock.
+        self._forget = lambda gone: held.pop(gone.key, None)
         self._segments_max: int | None = None
         self._default = 0  # As it was when there were more, or when files ran out.
 
@@ -110,8 +121,8 @@ class OpenFiles:
         """Count a segment that is about to open a file; nothing happens if it is counted."""
         key = id(holder)
         if key not in self._held:
-            held = self._held  # Not this object: the collector may call back inside any lock.
-            held[key] = weakref.ref(holder, lambda _: held.pop(key, None))
+            held = self._held[key] = _Held(holder, self._forget)
+            held.key = key
 
     def remove(self, holder: FileHolder) -> None:
         """Do not count a segment any more: it holds nothing."""

@@ -520,7 +520,8 @@ class Partition(NativeLog):
             self._renew_live_offsets()
         if self._live is not None:
             active = self._local_log.segments.active
-            self._live.place(active.base_offset, active.size_bytes)
+            if not active.is_attached:  # Else the writer does so.
+                self._live.place(active.base_offset, active.size_bytes)
 
     def _is_forked(self) -> bool:
         return self._writer.is_forked

@@ -255,12 +255,12 @@ def _in_kafkas_order(entries: list[ProducerStateEntry]) -> list[ProducerStateEnt
 
 def encode_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
     """Return the contents of a snapshot file."""
-    ordered = _in_kafkas_order(list(entries))
-    if not ordered:
+    given = list(entries)
+    if not given:
         return NO_ENTRIES
     body = bytearray()
     count = 0
-    for entry in ordered:
+    for entry in _in_kafkas_order(given):
         first_offset = entry.current_txn_first_offset
         body += ENTRY.pack(
             entry.producer_id,

@@ -177,7 +177,7 @@ class SegmentFiles:
 
     def _set_directory(self, directory: str) -> None:
         self._directory = directory
-        self._stem = f"{directory}{os.sep}{segment_file_name(self.base_offset, '')}"
+        self._stem = f"{directory}{os.sep}{self.base_offset:0{OFFSET_DIGITS}d}"
 
     @property
     def is_writable(self) -> bool:

@@ -813,6 +813,17 @@ class TestAppendList:
 
 
 class TestRoll:
+    def test_columns_end_where_lists_do(self, make_segment):
+        """A batch of columns that cannot fit is not even encoded; one that can always is."""
+        values = [bytes(7 * number % 23) for number in range(60)]
+        counts = set()
+        for segment_bytes in range(400, 900, 9):
+            config = {"segment_bytes": segment_bytes, "batch_bytes": 256}
+            by_columns = make_segment(**config).writer.append_columns(columns_of(values))
+            assert by_columns == make_segment(**config).writer.append_list(values)
+            counts.add(by_columns.record_count)
+        assert len(counts) >= 3
+
     def test_size(self, make_segment):
         """A batch that would exceed segment.bytes is left for the next segment."""
         segment = make_segment(segment_bytes=210)

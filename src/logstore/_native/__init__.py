@@ -138,7 +138,7 @@ from logstore._native.writer import (
     Writer,
     load_published,
 )
-from logstore._native.writer_results import Appended, Rolled, RollStage, WriterState
+from logstore._native.writer_results import Appended, RollStage, WriterState
 
 __all__ = [
     "ALONE",
@@ -211,7 +211,6 @@ __all__ = [
     "RecordFilter",
     "RecordGetter",
     "RollStage",
-    "Rolled",
     "ScanResult",
     "ScannedBatch",
     "TailReader",

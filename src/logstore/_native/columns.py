@@ -27,11 +27,11 @@ class Columns:
     """
     Records to encode.
 
-    ``struct`` is the C struct ``ls_columns``. The buffers are referenced, not copied: they must
-    not change or be resized while the columns are in use.
+    ``struct`` is the C struct ``ls_columns``, at ``address``. The buffers are referenced, not
+    copied: they must not change or be resized while the columns are in use.
     """
 
-    __slots__ = ("_references", "count", "struct")
+    __slots__ = ("_references", "address", "count", "struct")
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class Columns:
                 raise ValueError(message)
             struct.timestamps, _ = self._bytes(np.require(timestamps, requirements=["C", "A"]))
         self.struct = struct
+        self.address = int(ffi.cast("uintptr_t", struct))
 
     def _bytes(self, data: Buffer | None) -> tuple[int, int]:
         if data is None:

@@ -8,7 +8,11 @@
 #include "ls_py.h"
 #include "ls_writer.h"
 
-enum { BYTES_WITHOUT_GIL = 65536 }; /* from here on the work is worth dropping the GIL */
+enum {
+    BYTES_WITHOUT_GIL = 65536, /* from here on the work is worth dropping the GIL */
+    OFFSET_ENTRY_BYTES = 8,
+    TIME_ENTRY_BYTES = 12
+};
 
 /*
  * Evaluate `call`, which uses `may_wait`: with the GIL if it is short and need not wait, else without.
@@ -123,14 +127,14 @@ static PyObject *state_tuple(const struct ls_segment *state) {
 }
 
 /*
- * writer_roll(writer, stem, until, base_offset, offset_entries_max, time_entries_max, created_ms,
- * segment_ms) -> (stage, why, log_fd, index_fd, timeindex_fd, state). Without the GIL.
+ * writer_roll(writer, stem, until, base_offset, index_bytes, created_ms, segment_ms)
+ * -> (stage, why, log_fd, index_fd, timeindex_fd, state). Without the GIL.
  */
 PyObject *ls_py_writer_roll(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     (void)self;
-    int64_t address, numbers[6], why = 0;
-    if (count != 8) return PyErr_Format(PyExc_TypeError, "writer_roll takes 8 arguments");
-    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 2, 6, numbers) < 0) return NULL;
+    int64_t address, numbers[5], why = 0;
+    if (count != 7) return PyErr_Format(PyExc_TypeError, "writer_roll takes 7 arguments");
+    if (ls_py_int64s(args, 1, &address) < 0 || ls_py_int64s(args + 2, 5, numbers) < 0) return NULL;
     const char *stem = PyBytes_AsString(args[1]);
     if (stem == NULL) return NULL;
     ls_writer *writer = writer_at(address);
@@ -138,15 +142,15 @@ PyObject *ls_py_writer_roll(PyObject *self, PyObject *const *args, Py_ssize_t co
     struct ls_segment next = {
         .base_offset = numbers[1],
         .next_offset = numbers[1],
-        .offset_entries_max = numbers[2],
-        .time_entries_max = numbers[3],
+        .offset_entries_max = numbers[2] / OFFSET_ENTRY_BYTES,
+        .time_entries_max = numbers[2] / TIME_ENTRY_BYTES,
         .last_time_entry_timestamp = -1,
         .last_time_entry_offset = numbers[1],
         .max_timestamp = -1,
         .offset_of_max_timestamp = numbers[1],
         .rolling_based_timestamp = INT64_MIN,
-        .created_ms = numbers[4],
-        .segment_ms = numbers[5],
+        .created_ms = numbers[3],
+        .segment_ms = numbers[4],
         .log_fd = -1,
         .index_fd = -1,
         .timeindex_fd = -1,

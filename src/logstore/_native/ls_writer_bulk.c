@@ -286,10 +286,34 @@ int64_t ls_append_batch(ls_writer *writer, struct ls_appended *appended,
     return 0;
 }
 
+/* Whether the next batch is too large for the rest of the segment, which saves encoding it. */
+static bool is_full_for(const ls_writer *writer, const struct ls_columns *columns, int64_t index) {
+    int64_t room = writer->config.segment_bytes - writer->pending.size_bytes;
+    int64_t limit = ls_writer_batch_limit(writer) - LS_BATCH_OVERHEAD;
+    if (LS_LIKELY(room >= LS_BATCH_OVERHEAD + limit)) return false;
+    int64_t certain = 0; /* Records that it holds whatever their overhead turns out to be. */
+    int64_t size = 0;
+    int64_t possible = columns->count - index;
+    while (certain < possible) {
+        int64_t count = possible - (possible - certain) / 2;
+        int64_t bound = ls_record_bound(columns, index, count);
+        if (bound < 0) return false;
+        if (bound <= limit) {
+            certain = count;
+            size = bound;
+        } else {
+            possible = count - 1;
+        }
+    }
+    int64_t least = size - (LS_RECORD_OVERHEAD_MAX - LS_RECORD_BYTES_MIN) * certain;
+    return certain > 0 && LS_BATCH_OVERHEAD + least > room; /* 0: perhaps too large for any. */
+}
+
 static int64_t append_columns(ls_writer *writer, const struct ls_columns *columns, int64_t first,
                               int64_t now, struct ls_appended *appended) {
     struct ls_batch_fields fields = ls_writer_fields(writer, now);
     for (int64_t index = first; index < columns->count;) {
+        if (is_full_for(writer, columns, index)) return LS_E_ROLL;
         struct ls_encoded encoded;
         fields.base_offset = writer->pending.next_offset;
         int64_t size = encode(writer, columns, index, &fields, &encoded, appended);

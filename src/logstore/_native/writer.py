@@ -37,6 +37,11 @@ ROLLING_BASED_TIMESTAMP_UNKNOWN = INT64_MIN
 BATCH_BYTES = 65536
 PREALLOCATE_BYTES = 16 << 20
 
+# Looking one up in lib takes longer than what is done with it.
+APPEND_ALL_OR_NOTHING = int(lib.LS_APPEND_ALL_OR_NOTHING)
+APPEND_CHECK_UNITS = int(lib.LS_APPEND_CHECK_UNITS)
+APPEND_CHECKED = int(lib.LS_APPEND_CHECKED)
+
 load_published = objects.load
 _append_encoded = objects.append_encoded
 _append_ready = objects.append_ready
@@ -296,10 +301,8 @@ class Writer:
         self,
         stem: str,
         until: RollStage,
-        *,
         base_offset: int,
-        offset_entries_max: int,
-        time_entries_max: int,
+        index_bytes: int,
         created_ms: int,
         segment_ms: int,
     ) -> Rolled:
@@ -310,18 +313,18 @@ class Writer:
             stem: Path of the new files without their suffixes.
             until: How far to go: sealed, made or attached.
             base_offset: Of the new segment: the log end offset, if it is to be attached.
-            offset_entries_max: As :meth:`attach` takes it; so the others.
-            time_entries_max: See there.
-            created_ms: See there.
-            segment_ms: See there.
+            index_bytes: Size that each of its indexes may have.
+            created_ms: When it was created.
+            segment_ms: Age at which it rolls, jitter taken off.
 
         Raises:
             ValueError: The path has a null byte in it.
         """
-        numbers = base_offset, offset_entries_max, time_entries_max, created_ms, segment_ms
-        answer = _roll(self.address, encode_path(stem), until, *numbers)
-        stage, why, log_fd, index_fd, timeindex_fd, state = answer
-        return Rolled(stage, why, log_fd, index_fd, timeindex_fd, WriterState._make(state))
+        path = encode_path(stem)
+        rolled: Rolled = _roll(
+            self.address, path, until, base_offset, index_bytes, created_ms, segment_ms
+        )
+        return rolled
 
     def trim(self) -> None:
         """Free the room allocated ahead and the staging buffer: for a log that is idle."""
@@ -549,10 +552,10 @@ class Writer:
         """
         if count is None:
             count = columns.count - first
-        flags = _flags(all_or_nothing, check_units) | (lib.LS_APPEND_CHECKED if checked else 0)
-        address = int(ffi.cast("uintptr_t", columns.struct))
-        answer = _append_columns(self.address, address, first, count, timestamp_now, flags)
-        return self._appended(answer)
+        flags = _flags(all_or_nothing, check_units) | (APPEND_CHECKED if checked else 0)
+        return self._appended(
+            _append_columns(self.address, columns.address, first, count, timestamp_now, flags)
+        )
 
     def append_list(
         self,
@@ -609,8 +612,8 @@ class Writer:
 
 
 def _flags(all_or_nothing: bool, check_units: bool) -> int:
-    flags = lib.LS_APPEND_ALL_OR_NOTHING if all_or_nothing else 0
-    return int(flags | (lib.LS_APPEND_CHECK_UNITS if check_units else 0))
+    flags = APPEND_ALL_OR_NOTHING if all_or_nothing else 0
+    return flags | (APPEND_CHECK_UNITS if check_units else 0)
 
 
 def _refuse(problem: int, index: int, timestamp: int) -> NoReturn:

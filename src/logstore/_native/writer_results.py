@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from logstore._native._core import lib
 
@@ -49,25 +49,10 @@ class RollStage(IntEnum):
     ATTACHED = lib.LS_ROLL_ATTACHED
 
 
-class Rolled(NamedTuple):
-    """
-    What :meth:`Writer.roll` did.
-
-    Attributes:
-        stage: How far it came.
-        why: The native result that kept it from going on; below 0 if one did.
-        log_fd: The new ``.log`` file, from ``MADE`` on the caller's to close.
-        index_fd: The new offset index; so with ``ATTACHED``.
-        timeindex_fd: The new time index; so with ``ATTACHED``.
-        state: Of the old segment, from ``DETACHED`` on.
-    """
-
-    stage: int
-    why: int
-    log_fd: int
-    index_fd: int
-    timeindex_fd: int
-    state: WriterState
+# What Writer.roll did: the stage; the native result that kept it from going on, not below 0 if none
+# did; descriptors of the new .log file, offset index and time index, which are the caller's from
+# their stage on; from DETACHED on, the fields of the old segment's WriterState.
+Rolled: TypeAlias = tuple[int, int, int, int, int, tuple[int, ...]]
 
 
 class Appended(NamedTuple):
