@@ -43,6 +43,8 @@ NOW_MS = 1_700_000_000_000
 TIMEOUT_MS = 60_000
 # How often the coordinator looks for transactions that have timed out.
 ABORT_INTERVAL_MS = 10_000
+# How often retention looks at each log, by default.
+RETENTION_INTERVAL_MS = 300_000
 # Tiny alphabets: what a deleted topic had must have a chance to come back.
 NAMES = st.sampled_from(["a", "b", "a-0"])
 VALUES = st.sampled_from([b"x", b"y", None, b"a longer value" * 4])
@@ -529,6 +531,19 @@ class StoreMachine(RuleBasedStateMachine):
                 fate.state = "aborted"
                 self.zombies.append(self.fates.pop(name))
         self.take_markers()
+        if ms > RETENTION_INTERVAL_MS:
+            self.check_that_old_records_are_gone()
+
+    def check_that_old_records_are_gone(self):
+        """A round of retention came, at the earliest 100 s after the last append."""
+        for topic, _, log in self.logs():
+            if topic.policy != "delete":
+                continue
+            if "retention.ms" in topic.config:
+                assert log.log_start_offset == log.log_end_offset
+            if "retention.bytes" in topic.config:
+                sizes = [segment.size_bytes for segment in log.segments]
+                assert sum(sizes[1:]) < int(topic.config["retention.bytes"])
 
     @rule(lazy=st.booleans(), end=st.sampled_from(["close", "kill", "power loss"]))
     def open_again(self, lazy, end):
