@@ -14,6 +14,9 @@ ARGS ?=
 chosen := $(if $(filter file,$(origin PYTHON)),,--chosen)
 python := .venv/bin/python
 
+# Tests and the demo start hundreds of programs: without its cache each compiles a thousand modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint bench sanitize lock clean
 

@@ -167,7 +167,8 @@ def test(
             "-m",
             "not repository",
         ]
-        side_by_side = ["-n", "auto", "--dist", "loadfile"]
+        # Twice as many as there are cores: these tests wait for a device.
+        side_by_side = ["-n", str(2 * (os.cpu_count() or 1)), "--dist", "loadfile"]
         run(*pytest, *(options or [*side_by_side, *tests]), cwd=directory, env=environment)
 
 
