@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -210,7 +211,8 @@ def run_page(directory):
     page = (ROOT / "docs/taking-over-a-brokers-disk.md").read_text()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     (code,) = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    code = re.sub(r"\blogstore ", f"{sys.executable} -m logstore ", code)
+    command = f"{shlex.quote(sys.executable)} -m logstore "
+    code = re.sub(r"\blogstore ", lambda _: command, code)
 
     def output(*command):
         return subprocess.check_output(command, cwd=directory, env=environment, text=True)

@@ -59,7 +59,8 @@ def run(command, directory, *, may_remark=False):
 def run_commands(page, directory, **options):
     """Run a page's commands, one after the other."""
     (code,) = blocks(page, "bash")
-    code = re.sub(r"\blogstore ", f"{sys.executable} -m logstore ", code)
+    command = f"{shlex.quote(sys.executable)} -m logstore "
+    code = re.sub(r"\blogstore ", lambda _: command, code)
     return run(["bash", "-euo", "pipefail", "-c", code], directory, **options)
 
 
