@@ -14,9 +14,10 @@ The store is the one that ``examples/flights.py`` leaves. What it shows:
   which knows of no log and no stream. Nothing that came late was dropped.
 - Spark joins the delays with the weather of each hour; a plot of it is drawn.
 
-The time of a stream is that of its slowest partition, so each partition is a stream of its own with
-a watermark, and Spark takes the smallest. One stream over all of them would take the largest: where
-a partition is read ahead of the others by more than an hour, their records would be dropped.
+Each partition is a stream of its own with a watermark, and Spark takes the smallest. One stream
+over all of them would take the largest: a micro-batch reads the same share of each partition, and
+what is at the same share of the year's flights is up to four days apart, so small micro-batches
+would drop the records of the slower partitions.
 """
 
 from __future__ import annotations
