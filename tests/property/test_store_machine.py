@@ -33,6 +33,7 @@ from logstore.errors import (
 )
 from logstore.partitioner import partition_of_key
 from logstore.record import encode_batch
+from logstore.restoring import restore_store
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import SimulatedFiles
 from logstore.store import open_log_store
@@ -556,16 +557,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.open(lazy=lazy)
         self.after_restart(is_loss=end == "power loss")
 
-    @rule(goes_on=st.booleans())
+    @rule(goes_on=st.sampled_from([None, "the snapshot", "what is restored of it"]))
     def snapshot(self, goes_on):
-        """It is the same store, where what was open is aborted; now and then it goes on."""
+        """It is the same store, where what was open is aborted; now and then that goes on."""
         self.snapshots += 1
         path = os.path.join(self.directory.name, f"snapshot-{self.snapshots}")
         base = self.last_snapshot if os.path.exists(self.last_snapshot or "") else None
         self.store.snapshot(path, base=base)
         self.last_snapshot = path
-        if goes_on:
+        if goes_on is not None:
             self.store.close()
+            if goes_on == "what is restored of it":
+                path = restore_store(path, f"{path}-restored", clock=self.clock).path
             self.paths = [path]
             self.open(lazy=False)
             self.after_restart(is_loss=False)
