@@ -110,7 +110,7 @@ def open_log(
         )
     if files.exists(os.path.join(directory, META_PROPERTIES)):
         raise ConfigError(
-            [f"{directory} is a store, not a log; use open_store(), or open a partition in it"],
+            [f"{directory} is a store, not a log; give a partition in it, or use open_store()"],
             path=directory,
         )
     if mode == "r":

@@ -124,7 +124,7 @@ def test_a_store_is_no_log(tmp_path, mode):
     """Who gives a store's directory is told so, and nothing is made there."""
     logstore.open_store(tmp_path / "data").close()
     before = sorted(os.listdir(tmp_path / "data"))
-    with pytest.raises(logstore.ConfigError, match="is a store, not a log; use open_store"):
+    with pytest.raises(logstore.ConfigError, match="is a store, not a log; give a partition in it"):
         logstore.open(tmp_path / "data", mode=mode)
     assert before == sorted(os.listdir(tmp_path / "data"))
 
