@@ -41,7 +41,7 @@ def _why_not() -> str | None:
 NO_BROKER: Final = _why_not()
 
 
-class _Client:
+class Client:
     """What programs do with a broker."""
 
     def __init__(self, servers: str) -> None:
@@ -51,14 +51,17 @@ class _Client:
         self.admin = admin.AdminClient(self.servers)
         self.new_topic = admin.NewTopic
 
-    def create(self, topic: str) -> None:
-        self.admin.create_topics([self.new_topic(topic, 1, 1)])[topic].result()
+    def create(self, topic: str, partitions: int = 1) -> None:
+        """Make a topic."""
+        self.admin.create_topics([self.new_topic(topic, partitions, 1)])[topic].result()
 
     def producer(self, **config: Any) -> Any:
+        """Return a producer whose records the leader acknowledges."""
         config = {"acks": "1", "queue.buffering.max.messages": 1_000_000, **config}
         return self.library.Producer(self.servers | config)
 
     def consumer(self, topic: str, **config: Any) -> Any:
+        """Return a consumer at the beginning of a topic's first partition."""
         consumer = self.library.Consumer(self.servers | {"group.id": "benchmark", **config})
         consumer.assign([self.library.TopicPartition(topic, 0, 0)])
         return consumer
@@ -75,7 +78,7 @@ def broker(directory: Path, size: Size) -> Contest:
     count = WARM_UP + max(10, size.calls // 50)
     running = contextlib.ExitStack()
     served = running.enter_context(kafka_broker(directory / "broker"))
-    client = _Client(served.bootstrap_servers)
+    client = Client(served.bootstrap_servers)
     log = running.enter_context(logstore.open(directory / "broker-0"))
     followed = running.enter_context(logstore.open(directory / "followed-0"))
     client.create("read")

@@ -61,7 +61,7 @@ def session() -> Any:
     return spark
 
 
-def _store(directory: Path, size: Size, partitions: int, rows: int | None = None) -> int:
+def make_store(directory: Path, size: Size, partitions: int, rows: int | None = None) -> int:
     """Write a store with the topic ``orders``; return how many records it has."""
     values = Values.of(100, size.read_bytes * 4)
     count = values.count // partitions if rows is None else rows
@@ -77,11 +77,11 @@ def scanning(directory: Path, size: Size) -> Contest:
     """Every row, to nowhere and through aggregates; one column; what Python has of the time."""
     spark = session()
     store, parquet = str(directory / "store"), str(directory / "parquet")
-    count = _store(directory / "store", size, PARTITIONS)
-    _load(spark, store).write.option("compression", "none").parquet(parquet)
+    count = make_store(directory / "store", size, PARTITIONS)
+    load(spark, store).write.option("compression", "none").parquet(parquet)
 
     def logs(**options: str) -> Callable[[], Any]:
-        return lambda: _load(spark, store, **options)
+        return lambda: load(spark, store, **options)
 
     def files() -> Any:
         return spark.read.parquet(parquet)
@@ -139,11 +139,11 @@ def scanning(directory: Path, size: Size) -> Contest:
 def small_read(directory: Path, size: Size) -> Contest:
     """A count over 16 partitions of 100 records: what a task and a query cost."""
     spark = session()
-    count = _store(directory / "store", size, SMALL_PARTITIONS, rows=min(100, size.calls))
+    count = make_store(directory / "store", size, SMALL_PARTITIONS, rows=min(100, size.calls))
 
     def run(watch: Stopwatch) -> None:
         with watch.running():
-            found = _load(spark, str(directory / "store")).count()
+            found = load(spark, str(directory / "store")).count()
         assert found == count
 
     targets = (
@@ -206,7 +206,8 @@ def micro_batches(directory: Path, size: Size) -> Contest:
     return Contest("spark micro-batch", variants, targets, rounds=3, close=store.close)
 
 
-def _load(spark: Any, path: str, **options: str) -> Any:
+def load(spark: Any, path: str, **options: str) -> Any:
+    """Return the topic ``orders`` of a store."""
     return spark.read.format("logstore").options(subscribe="orders", **options).load(path)
 
 

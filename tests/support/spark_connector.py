@@ -11,10 +11,7 @@ import shutil
 import subprocess
 from typing import Any
 
-try:
-    from kafka_broker import ROOT, BrokerError, cache_directory, missing
-except ImportError:  # Benchmarks know this directory as a package.
-    from tests.support.kafka_broker import ROOT, BrokerError, cache_directory, missing
+from tests.support.kafka_broker import ROOT, BrokerError, cache_directory, missing
 
 FETCH = ROOT / "tests/compat/oracle/fetch-spark-connector.sh"
 

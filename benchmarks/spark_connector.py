@@ -1,0 +1,88 @@
+"""
+Contest with Spark's Kafka connector and a broker: the same rows, read and written, in one session.
+
+The broker is on this machine, with nothing but the loopback interface in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import logstore
+from benchmarks.broker import NO_BROKER, Client
+from benchmarks.harness import Contest, Stopwatch, Target, Variant
+from benchmarks.sizes import Size
+from benchmarks.spark_source import PARTITIONS, load, make_store, session
+from tests.support.kafka_broker import kafka_broker
+from tests.support.spark_connector import add_connector, why_not
+
+#: Why there is nothing to measure beside, None: there is.
+NO_CONNECTOR: Final = NO_BROKER or why_not()
+
+
+def beside_connector(directory: Path, size: Size) -> Contest:
+    """Scan all columns to nowhere; write keys and values of a table in memory."""
+    spark = session()
+    add_connector(spark)
+    running = contextlib.ExitStack()
+    broker = running.enter_context(kafka_broker(directory / "broker"))
+    client = Client(broker.bootstrap_servers)
+    store = str(directory / "store")
+    count = make_store(directory / "store", size, PARTITIONS)
+    with logstore.open_store(store) as opened:
+        opened.create_topic("written", partitions=PARTITIONS)
+    for topic in ("orders", "written"):
+        client.create(topic, PARTITIONS)
+    where = {"kafka.bootstrap.servers": broker.bootstrap_servers}
+    rows = load(spark, store).select("key", "value", "partition").cache()
+    rows.count()
+    rows.write.format("kafka").options(topic="orders", **where).mode("append").save()
+
+    def scan(frame: Callable[[], Any]) -> Callable[[Stopwatch], None]:
+        def run(watch: Stopwatch) -> None:
+            with watch.running():
+                frame().write.format("noop").mode("append").save()
+
+        return run
+
+    def write(side: str, path: str | None, **options: str) -> Callable[[Stopwatch], None]:
+        def run(watch: Stopwatch) -> None:
+            writer = rows.select("key", "value").write.format(side).options(**options)
+            with watch.running():
+                writer.option("topic", "written").mode("append").save(path)
+
+        return run
+
+    def orders() -> Any:
+        return spark.read.format("kafka").options(subscribe="orders", **where).load()
+
+    assert count == orders().count()
+
+    def close() -> None:
+        rows.unpersist()
+        running.close()
+
+    return Contest(
+        "spark connector",
+        (
+            Variant("connector scan", scan(orders), "wall", count),
+            Variant("scan", scan(lambda: load(spark, store)), "wall", count),
+            Variant("connector sink", write("kafka", None, **where), "wall", count),
+            Variant("sink", write("logstore", store), "wall", count),
+        ),
+        (
+            Target("Spark scan, of the connector's", "scan", "connector scan", 3, unit="connector"),
+            Target("Spark sink, of the connector's", "sink", "connector sink", 3, unit="connector"),
+        ),
+        rounds=5,
+        close=close,
+    )
+
+
+CONTESTS: Final[dict[str, Callable[[Path, Size], Contest]]] = (
+    {} if NO_CONNECTOR else {"spark connector": beside_connector}
+)
+LEFT_OUT: Final = {"spark connector": NO_CONNECTOR} if NO_CONNECTOR else {}
