@@ -136,8 +136,8 @@ class Partitions:
         """Open each as a store does, and return the microseconds that one took."""
         clock = ManualClock()
         scheduler = ManualScheduler(clock)
-        # Logs of an earlier run are garbage in cycles: to free them, and to close their files, is no
-        # part of this opening, and would be, above all where many are opened.
+        # Logs of an earlier run are garbage in cycles: to free them, and to close their files, is
+        # no part of this opening, and would be, above all where many are opened.
         gc.collect()
         with watch.running():
             logs = [

@@ -22,7 +22,9 @@ import logstore
 REASON = spark_connector.why_not()
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=f"no Kafka connector: {REASON}"),
-    pytest.mark.skipif(not (IS_CI or IS_NIGHTLY), reason="costs a minute: for CI and the nightly run"),
+    pytest.mark.skipif(
+        not (IS_CI or IS_NIGHTLY), reason="costs a minute: for CI and the nightly run"
+    ),
 ]
 confluent_kafka = pytest.importorskip("confluent_kafka", reason="needs the extra [kafka]")
 pytest.importorskip("pyspark", reason="needs the extra [spark-local]")
