@@ -12,14 +12,13 @@ Source: Kafka ``BootstrapDirectory``, ``BootstrapMetadata``, ``ActivationRecords
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from logstore.checkpoint import random_topic_id
-from logstore.cluster_metadata import CONFIG, TOPIC, TOPIC_RESOURCE
+from logstore.checkpoint import random_topic_id, uuid_of
+from logstore.cluster_metadata import CONFIG, TOPIC, TOPIC_RESOURCE, metadata_batches
 from logstore.control_record import (
     ControlRecordType,
     SnapshotFooter,
@@ -27,11 +26,9 @@ from logstore.control_record import (
     parse_control_record,
 )
 from logstore.errors import CorruptRecordError, InvalidRecordError, LogExistsError, OfflineError
-from logstore.files import Path
 from logstore.meta_properties import read_meta_properties
 from logstore.metadata_record import decode_metadata_record, encode_metadata_record
 from logstore.producer_ids import FIRST_PRODUCER_ID
-from logstore.record import RecordBatch, iterate_batches
 from logstore.records_builder import control_batch, encode_batch
 from logstore.topic_configs import RETENTION_PROPERTIES
 from logstore.topic_names import CLUSTER_METADATA_TOPIC
@@ -73,8 +70,8 @@ class MetadataExport(NamedTuple):
 
 def export_metadata(store: TransactionalStore, path: str | os.PathLike[str]) -> MetadataExport:
     """Do what :meth:`LogStore.export_metadata` says."""
-    path = os.fspath(path)
-    log = os.path.join(os.path.dirname(path), f"{CLUSTER_METADATA_TOPIC}-0")
+    file = os.fspath(path)
+    log = os.path.join(os.path.dirname(file), f"{CLUSTER_METADATA_TOPIC}-0")
     if store.files.exists(log) and any(
         name.endswith(".log") and store.files.file_size(os.path.join(log, name))
         for name in store.files.listdir(log)
@@ -84,7 +81,7 @@ def export_metadata(store: TransactionalStore, path: str | os.PathLike[str]) -> 
             " topics there, and copy into them",
             path=log,
         )
-    header, kept = _read(path, store)
+    header, kept = _read(file, store)
     configs = {name: _settings_of(store, name) for name in store}
     next_producer_id = 1 + max(
         (each for each in store.used_producer_ids() if each < FIRST_PRODUCER_ID), default=-1
@@ -99,20 +96,17 @@ def export_metadata(store: TransactionalStore, path: str | os.PathLike[str]) -> 
         }
         values.append(encode_metadata_record(PRODUCER_IDS, 0, fields))
     now_ms = store.clock.milliseconds()
-    store.files.replace_file(path, b"".join(_snapshot(header, values, now_ms)))
-    return MetadataExport(path, configs, next_producer_id)
+    store.files.replace_file(file, b"".join(_snapshot(header, values, now_ms)))
+    return MetadataExport(file, configs, next_producer_id)
 
 
-def _read(path: Path, store: TransactionalStore) -> tuple[SnapshotHeader, list[bytes]]:
+def _read(path: str, store: TransactionalStore) -> tuple[SnapshotHeader, list[bytes]]:
     """Return the header, and the records but those that an export writes."""
     header: SnapshotHeader | None = None
     is_whole = False
     kept: list[bytes] = []
     level = 0
-    for batch in iterate_batches(store.files.read_file(path)):
-        if not isinstance(batch, RecordBatch):
-            raise CorruptRecordError("an entry of an old format is no metadata", path=str(path))
-        batch.ensure_valid()
+    for batch in metadata_batches(path, store.files):
         for record in batch.records():
             if batch.is_control:
                 message = parse_control_record(record.key, record.value)
@@ -131,7 +125,7 @@ def _read(path: Path, store: TransactionalStore) -> tuple[SnapshotHeader, list[b
                 kept.append(record.value)
     if header is None or not is_whole:
         raise CorruptRecordError(
-            f"{path} is no whole snapshot; make it with `kafka-storage format`", path=str(path)
+            f"{path} is no whole snapshot; make it with `kafka-storage format`", path=path
         )
     if level < FEATURE_LEVEL_MIN:
         raise InvalidRecordError(
@@ -169,7 +163,7 @@ def _topic_records(
     """Yield the records of all topics, as a controller writes them when it creates one."""
     directories, nodes = _directory_ids(store), _nodes(store)
     for topic in store.topics():
-        topic_id = _uuid(topic.topic_id or random_topic_id())
+        topic_id = uuid_of(topic.topic_id or random_topic_id())
         yield encode_metadata_record(TOPIC, 0, {"name": topic.name, "topicId": topic_id})
         for name, value in sorted(configs[topic.name].items()):
             fields = {
@@ -213,7 +207,7 @@ def _directory_ids(store: TransactionalStore) -> dict[str, UUID]:
         properties = read_meta_properties(path, store.files)
         if properties is None or properties.directory_id is None:
             raise OfflineError(f"{path} has no directory.id in its meta.properties; add one")
-        found[path] = _uuid(properties.directory_id)
+        found[path] = uuid_of(properties.directory_id)
     return found
 
 
@@ -222,10 +216,6 @@ def _nodes(store: TransactionalStore) -> list[int]:
     properties = read_meta_properties(store.paths[0], store.files)
     node_id = None if properties is None else properties.node_id
     return [store.config.node_id if node_id is None else node_id]
-
-
-def _uuid(text: str) -> UUID:
-    return UUID(bytes=base64.urlsafe_b64decode(f"{text}=="))
 
 
 def _snapshot(header: SnapshotHeader, values: Iterable[bytes], now_ms: int) -> Iterator[bytes]:

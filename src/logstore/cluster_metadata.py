@@ -10,14 +10,14 @@ Source: Kafka ``TopicRecord``, ``ConfigRecord``, ``RemoveTopicRecord``, ``Metada
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
-from uuid import UUID
 
+from logstore.checkpoint import text_of_uuid
+from logstore.control_record import ControlRecordType
 from logstore.errors import CorruptRecordError
 from logstore.files import Files
 from logstore.metadata_record import SCHEMAS, parse_frame
@@ -32,8 +32,6 @@ ABORT_TRANSACTION: Final = 25
 RECORD_TYPES: Final = frozenset(
     {TOPIC, CONFIG, REMOVE_TOPIC, BEGIN_TRANSACTION, END_TRANSACTION, ABORT_TRANSACTION}
 )
-
-SNAPSHOT_FOOTER: Final = b"\0\4"  # Of ControlRecordType.
 
 # Of ConfigRecord.ResourceType.
 TOPIC_RESOURCE: Final = 2
@@ -61,9 +59,9 @@ class ClusterMetadata:
     def apply(self, record_type: int, values: dict[str, Any]) -> None:
         """Take what a record says."""
         if record_type == TOPIC:
-            self.topics[values["name"]] = _text(values["topicId"])
+            self.topics[values["name"]] = text_of_uuid(values["topicId"])
         elif record_type == REMOVE_TOPIC:
-            topic_id = _text(values["topicId"])
+            topic_id = text_of_uuid(values["topicId"])
             for name in [name for name, known in self.topics.items() if known == topic_id]:
                 del self.topics[name]
                 self.topic_configs.pop(name, None)
@@ -105,7 +103,7 @@ def read_cluster_metadata(directory: str, files: Files) -> ClusterMetadata:
         if _LOG_NAME.fullmatch(name) is None:
             continue
         path = os.path.join(directory, name)
-        for batch in _batches(path, files):
+        for batch in metadata_batches(path, files):
             if batch.last_offset < next_offset:
                 continue
             if batch.base_offset > next_offset:
@@ -149,10 +147,11 @@ def decode_value(value: bytes | None) -> tuple[int, dict[str, Any]] | None:
 
 def _apply_snapshot(metadata: ClusterMetadata, path: str, files: Files) -> None:
     is_whole = False
-    for batch in _batches(path, files):
+    for batch in metadata_batches(path, files):
         for record in batch.records():
             if batch.is_control:
-                is_whole = (record.key or b"")[2:4] == SNAPSHOT_FOOTER
+                kind = ControlRecordType.parse(record.key)
+                is_whole = kind is ControlRecordType.SNAPSHOT_FOOTER
                 continue
             found = decode_value(record.value)
             if found is not None:
@@ -161,13 +160,15 @@ def _apply_snapshot(metadata: ClusterMetadata, path: str, files: Files) -> None:
         raise CorruptRecordError("the snapshot has no end; copy all of the directory", path=path)
 
 
-def _batches(path: str, files: Files) -> Iterator[RecordBatch]:
+def metadata_batches(path: str, files: Files) -> Iterator[RecordBatch]:
+    """
+    Yield the batches of a segment of the metadata log, or of a snapshot.
+
+    Raises:
+        CorruptRecordError: One is damaged, or of an old format.
+    """
     for batch in iterate_batches(files.read_file(path)):
         if not isinstance(batch, RecordBatch):
             raise CorruptRecordError("an entry of an old format is no metadata", path=path)
         batch.ensure_valid()
         yield batch
-
-
-def _text(topic_id: UUID) -> str:
-    return base64.urlsafe_b64encode(topic_id.bytes).rstrip(b"=").decode()

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from logstore.checkpoint import text_of_uuid
 from logstore.errors import InvalidRecordError
 from logstore.protocol_message import (
     Array,
@@ -171,7 +172,7 @@ def _shown_value(kind: FieldType, value: Any, version: int) -> Any:
     if isinstance(kind, Array):
         return [_shown_value(kind.item, item, version) for item in value]
     if isinstance(value, UUID):
-        return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+        return text_of_uuid(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value
