@@ -65,6 +65,15 @@ def test_every_program_is_shown():
     assert programs == SHOWN.keys()
 
 
+@pytest.mark.parametrize("program", SHOWN, indirect=True)
+def test_help(spark, program, capsys):
+    """It says what the program does, and how to start it."""
+    with pytest.raises(SystemExit) as caught:
+        program.main(["--help"])
+    assert 0 == caught.value.code
+    assert f"python examples/pipelines/{program.__name__}.py" in capsys.readouterr().out
+
+
 @program("ingest")
 def test_ingest(spark, program, tmp_path, capsys):
     """A file that comes later is taken by the next run, and nothing else."""

@@ -116,6 +116,17 @@ class TestExport:
         with pytest.raises(SparkSourceError, match="another schema"):
             self.run(spark, path, schema="id int")
 
+    def test_more_batches_than_spark_remembers(self, spark, path):
+        """The result counts all of them."""
+        name = "spark.sql.streaming.numRecentProgressUpdates"
+        before = spark.conf.get(name)
+        spark.conf.set(name, "1")
+        try:
+            done = self.run(spark, path, max_offsets=20, partition_by=())
+        finally:
+            spark.conf.set(name, before)
+        assert (40, 0, 2) == done
+
     def test_a_batch_that_is_repeated(self, spark, path):
         """Spark does not know that it was written: its files are replaced, in whatever number."""
         self.run(spark, path, target_file_bytes=300)

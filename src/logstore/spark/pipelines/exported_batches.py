@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from logstore.extras import import_extra
+from logstore.files import REAL_FILES
 from logstore.spark import functions as formats
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.formats.value_format import Mode
@@ -98,6 +99,7 @@ class Export(NamedTuple):
 
         ``write`` and what it needs is data: Spark Connect sends it to the server.
         """
+        first = _committed_count(local_path(self.checkpoint))
         source = (
             spark.readStream.format("logstore")
             .option("subscribe", self.topic)
@@ -113,7 +115,9 @@ class Export(NamedTuple):
             .start()
         )
         query.awaitTermination()
-        return {_name(pipeline_id, each.batchId) for each in query.recentProgress}
+        # Not by the query's progress: Spark forgets all but the last hundred.
+        done = range(first, _committed_count(local_path(self.checkpoint)))
+        return {_name(pipeline_id, number) for number in done}
 
     def decoded(self, batch: Any) -> tuple[Any, Any]:
         """Return rows of the source as they are written, and those for the quarantine."""
@@ -158,6 +162,15 @@ def _writer(
             batch.unpersist()
 
     return write_batch
+
+
+def _committed_count(checkpoint: str) -> int:
+    """Return how many micro-batches are done: Spark's own list, a file for each."""
+    directory = os.path.join(checkpoint, "commits")
+    if not REAL_FILES.exists(directory):
+        return 0
+    numbers = [int(name) for name in REAL_FILES.listdir(directory) if name.isdecimal()]
+    return max(numbers, default=-1) + 1
 
 
 def _name(pipeline_id: str, batch_id: int) -> str:
