@@ -198,7 +198,7 @@ class AttachableSegment(ReadableSegment):
         end, self._end_at_last_look = self._end_at_last_look, writer.log_end_offset
         return was_used or end != self._end_at_last_look
 
-    def roll_to(self, following: AttachableSegment, until: RollStage, *, segment_ms: int) -> bool:
+    def roll_to(self, following: AttachableSegment, until: int, *, segment_ms: int) -> bool:
         """
         Seal a segment whose indexes nobody has needed, and make the next one, in one native call.
 
@@ -206,7 +206,7 @@ class AttachableSegment(ReadableSegment):
             following: A fresh segment: what is made is its. With :attr:`has_open_log` its ``.log``
                 file is there, with :attr:`is_attached` the writer has it; else that was not wanted,
                 or it could not be made.
-            until: How far to go: ``SEALED``, ``MADE`` or ``ATTACHED``.
+            until: How far to go, of ``RollStage``: ``SEALED``, ``MADE`` or ``ATTACHED``.
             segment_ms: As :meth:`attach` takes it.
 
         Returns:
@@ -221,6 +221,7 @@ class AttachableSegment(ReadableSegment):
             writer, fresh = self._writer, self._fresh_indexes
             if writer is None or fresh is None:
                 return False
+            fresh.lend()  # First: after an interruption a number may be another file's.
             stage, why, log_fd, index_fd, time_fd, left = writer.roll(
                 following._stem,
                 until,
@@ -229,16 +230,14 @@ class AttachableSegment(ReadableSegment):
                 following.created_ms,
                 segment_ms - following.roll_jitter_ms,
             )
+            state = WriterState._make(left)
+            is_sealed = stage >= RollStage.SEALED
+            fresh.take_back(None if is_sealed else state)
             if stage == RollStage.NOTHING:
                 return False
-            state = WriterState._make(left)
-            is_sealed = stage != RollStage.DETACHED
             if is_sealed:
-                fresh.forget()
                 self._fresh_indexes = None
                 self._are_indexes_unsynced = True  # A flush has to care for them.
-            else:
-                fresh.note_entries(state)
             self._writer = None
             self._size_bytes = state.size_bytes
         self._change_count += 1

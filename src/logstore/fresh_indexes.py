@@ -86,10 +86,17 @@ class FreshIndexes:
             last = state.last_time_entry_timestamp, state.last_time_entry_offset
             time_index.note_last_entry(TimestampOffset(*last))
 
-    def forget(self) -> None:
-        """Know that the descriptors were closed."""
+    def lend(self) -> None:
+        """Let somebody have the descriptors who may close them: nobody here does so any more."""
         self._is_closed = True
-        self._files.let_go()
+
+    def take_back(self, state: WriterState | None) -> None:
+        """End :meth:`lend`: they are open, with these entries; None: closed."""
+        if state is None:
+            self._files.let_go()
+        else:
+            self._state = state
+            self._is_closed = False
 
     def close(self) -> None:
         """Close the descriptors; a second call does nothing."""

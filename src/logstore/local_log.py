@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from logstore._native import RollStage
 from logstore.aborted_transactions import collect_aborted
 from logstore.cleaned_segment import commit_replacements
-from logstore.errors import OffsetOutOfRangeError, StorageError
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, StorageError
 from logstore.file_records import (
     NO_RECORDS,
     AbortedTransaction,
@@ -282,19 +282,27 @@ class LocalLog:
         if base_offset <= active.base_offset:
             return self._roll_empty(active, base_offset)
         segment = self._fresh_segment(base_offset)
-        if active.base_offset < log_end_offset <= recovery_point:
-            self._seal(active, segment, RollStage.SEALED)
-            with self.poison.if_it_fails():
-                active.flush_indexes()
-        elif self.config.preallocate:
-            self._seal(active, segment, RollStage.SEALED)
-        elif is_to_append and base_offset == log_end_offset:
-            self._seal(active, segment, RollStage.ATTACHED)
-        else:
-            self._seal(active, segment, RollStage.MADE)
-        if not segment.has_open_log:
-            self._make(segment)
-        self.segments = self.segments.with_segment(segment)
+        try:
+            if active.base_offset < log_end_offset <= recovery_point:
+                self._seal(active, segment, RollStage.SEALED)
+                with self.poison.if_it_fails():
+                    active.flush_indexes()
+            elif self.config.preallocate:
+                self._seal(active, segment, RollStage.SEALED)
+            elif is_to_append and base_offset == log_end_offset:
+                self._seal(active, segment, RollStage.ATTACHED)
+            else:
+                self._seal(active, segment, RollStage.MADE)
+            if not segment.has_open_log:
+                self._make(segment)
+            self.segments = self.segments.with_segment(segment)
+        except LogStoreError:
+            raise
+        except BaseException as error:  # An interruption: the writer may have files of nobody's.
+            self.poison.note(error)
+            with contextlib.suppress(LogStoreError):
+                self.writer.detach()
+            raise
         # A flush is going to need the file, and an error of the device is told to who had it open.
         self._open_sealed.append(active)
         if len(self._open_sealed) > min(OPEN_SEALED_MAX, OPEN_FILES.segments_max // 2):
@@ -320,7 +328,7 @@ class LocalLog:
             )
         return self.replace_segment(base_offset, active)
 
-    def _seal(self, active: LogSegment, following: LogSegment, until: RollStage) -> None:
+    def _seal(self, active: LogSegment, following: LogSegment, until: int) -> None:
         """Seal the active segment; makes as much of the following one as is simple."""
         OPEN_FILES.keep_within_bounds()
         if not active.roll_to(following, until, segment_ms=self.config.max_segment_ms):

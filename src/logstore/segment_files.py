@@ -406,10 +406,8 @@ class SegmentFiles:
                 return
             handle, self._handle = self._handle, None
             if handle is not None:
-                self._former_handles = (
-                    *(each for each in self._former_handles if each() is not None),
-                    weakref.ref(handle),
-                )
+                former = [each for each in self._former_handles if each() is not None]
+                self._former_handles = (*former, weakref.ref(handle))
         for index in (self._offset_index, self._time_index, self._txn_index):
             if index is not None:
                 index.release()

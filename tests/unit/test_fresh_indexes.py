@@ -8,8 +8,9 @@ import os
 
 import pytest
 
+from logstore.attached_segment import AttachableSegment
 from logstore.clock import ManualClock
-from logstore.errors import LogStoreError, StorageError
+from logstore.errors import LogStoreError, PoisonedError, StorageError
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import FailingFiles
 from logstore.testing import open_log
@@ -215,6 +216,31 @@ def test_files_of_these_names_are_replaced(log):
     append(log)
     log.roll()
     assert 6 == log.segments[2].offset_index.last_offset
+
+
+@pytest.mark.parametrize("at", ["_take_back", "_take_log", "_take_writer"])
+def test_a_roll_that_is_interrupted(tmp_path, files, monkeypatch, at):
+    """The writer may have files that Python does not know: no append goes on before a reopening."""
+
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    log = opened(tmp_path / "log-0", files, LONG_APPEND)
+    monkeypatch.setattr(AttachableSegment, at, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        long_append(log)
+    end = log.log_end_offset
+    assert end > 0
+    with pytest.raises(PoisonedError):
+        log.append(b"value")
+    log.abandon()
+    with opened(tmp_path / "log-0", files, LONG_APPEND) as log:
+        assert end == log.log_end_offset
+        long_append(log)
+        values = [b"%030d" % number for number in (*range(end), *range(60))]
+        assert values == [record.value for record in log]
+        assert [] == list(log.check())
 
 
 @pytest.mark.parametrize("suffix", [".log", ".txnindex", ".index", ".timeindex"])

@@ -22,7 +22,7 @@ from logstore._native.columns import Columns
 from logstore._native.io import check, encode_path
 from logstore._native.kernels import BATCH_DTYPE, Buffer, address_of, size_of, view_of
 from logstore._native.objects import objects
-from logstore._native.writer_results import Appended, Ready, Rolled, RollStage, WriterState
+from logstore._native.writer_results import Appended, Ready, Rolled, WriterState
 from logstore.errors import (
     CorruptRecordError,
     InvalidRecordError,
@@ -300,7 +300,7 @@ class Writer:
     def roll(
         self,
         stem: str,
-        until: RollStage,
+        until: int,
         base_offset: int,
         index_bytes: int,
         created_ms: int,
@@ -311,7 +311,7 @@ class Writer:
 
         Args:
             stem: Path of the new files without their suffixes.
-            until: How far to go: sealed, made or attached.
+            until: How far to go, of ``RollStage``: sealed, made or attached.
             base_offset: Of the new segment: the log end offset, if it is to be attached.
             index_bytes: Size that each of its indexes may have.
             created_ms: When it was created.

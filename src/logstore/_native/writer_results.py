@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from logstore._native._core import lib
 
@@ -38,15 +37,15 @@ class WriterState(NamedTuple):
     rolling_based_timestamp: int
 
 
-class RollStage(IntEnum):
-    """How far a roll has come: see ``enum ls_roll_stage``."""
+class RollStage:
+    """How far a roll has come: see ``enum ls_roll_stage``. An enum's would take longer to get."""
 
-    NOTHING = lib.LS_ROLL_NOTHING
-    DETACHED = lib.LS_ROLL_DETACHED
-    SEALED = lib.LS_ROLL_SEALED
-    REFUSED = lib.LS_ROLL_REFUSED
-    MADE = lib.LS_ROLL_MADE
-    ATTACHED = lib.LS_ROLL_ATTACHED
+    NOTHING: Final = int(lib.LS_ROLL_NOTHING)
+    DETACHED: Final = int(lib.LS_ROLL_DETACHED)
+    SEALED: Final = int(lib.LS_ROLL_SEALED)
+    REFUSED: Final = int(lib.LS_ROLL_REFUSED)
+    MADE: Final = int(lib.LS_ROLL_MADE)
+    ATTACHED: Final = int(lib.LS_ROLL_ATTACHED)
 
 
 # What Writer.roll did: the stage; the native result that kept it from going on, not below 0 if none
