@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from logstore._native import (
     CLEAN_FULL,
@@ -33,6 +33,7 @@ from logstore._native import (
     CLEAN_LEGACY,
     CLEAN_SPECIAL,
     CLEAN_TORN,
+    Pieces,
 )
 from logstore.batch_filter import BatchFilter
 from logstore.cleaned_segment import CleanedSegment
@@ -51,6 +52,7 @@ from logstore.record import RecordBatch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from logstore._native import Cleaned
     from logstore.log_to_clean import LogToClean
     from logstore.offset_map import OffsetMap
     from logstore.segment import LogSegment
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from logstore.unified_log import UnifiedLog
 
 INT_MAX: Final = 2**31 - 1
+PIECES_AT_ONCE: Final = 16  # Read before somebody is asked whether to go on.
 GROWTH_PER_RECORD: Final = 14  # What ls_clean_batches wants room for, with 7 bytes a record.
 
 
@@ -189,7 +192,7 @@ class Cleaner:
                 offset_map, start, transactions, log.decompressed_bytes_max, stats
             )
             position = _first_position(segment, start)
-            is_full = not self._read_through(log, segment, position, mapping.take)
+            is_full = not self._read_through(log, segment, position, mapping)
             stats.map_bytes_read += mapping.bytes_taken
             if is_full:
                 return
@@ -199,20 +202,18 @@ class Cleaner:
     # -- reading -----------------------------------------------------------------------------------
 
     def _read_through(
-        self,
-        log: UnifiedLog,
-        segment: LogSegment,
-        position: int,
-        take: Callable[[memoryview], int],
+        self, log: UnifiedLog, segment: LogSegment, position: int, taker: _Taker
     ) -> bool:
         """
-        Show a segment to ``take`` from a position on, piece by piece.
+        Give the batches of a segment to ``taker``, from a position on.
+
+        C reads and takes piece after piece; what it leaves of one is taken here.
 
         Args:
             log: The log.
             segment: One of its sealed segments.
             position: Of a batch.
-            take: Takes whole batches at the start of a piece, returns their bytes, or STOPPED.
+            taker: Whose they are.
 
         Returns:
             Whether the end was reached.
@@ -221,10 +222,20 @@ class Cleaner:
         wanted = self._io_buffer_bytes
         while position < end:
             self._check_done(log)
-            data = self._read(segment, position, min(wanted, end - position))
-            self._throttler.maybe_throttle(len(data))
+            data = memoryview(b"")
+            if wanted == self._io_buffer_bytes:
+                taken, data = self._take_pieces(segment, position, taker)
+                if taken == STOPPED:
+                    return False
+                self._throttler.maybe_throttle(taken + len(data))
+                position += taken
+                if taken > 0 and not data:
+                    continue
+            if not data:
+                data = self._read(segment, position, min(wanted, end - position))
+                self._throttler.maybe_throttle(len(data))
             try:
-                taken = take(data)
+                taken = taker.take(data)
             except CorruptRecordError as error:
                 raise _damage(segment, error, position) from error
             if taken == STOPPED:
@@ -237,14 +248,29 @@ class Cleaner:
                     raise _damage(segment, CorruptRecordError(_CUT), position)
         return True
 
+    def _take_pieces(
+        self, segment: LogSegment, position: int, taker: _Taker
+    ) -> tuple[int, memoryview]:
+        """Return the bytes taken, or STOPPED, and what was read behind them."""
+        self._have_read_buffer(segment, self._io_buffer_bytes)
+        buffer = self._read_buffer[: self._io_buffer_bytes]
+        count = 1 if self._throttler.is_limited else PIECES_AT_ONCE
+        with segment.handle.lease() as fd:
+            pieces = Pieces(segment.files, fd, position, segment.size_bytes, buffer, count)
+            taken = taker.take_pieces(pieces)
+        return taken, pieces.held
+
     def _read(self, segment: LogSegment, position: int, size: int) -> memoryview:
-        if len(self._read_buffer) < size:
-            self._read_buffer = segment.files.page_aligned_buffer(size)
+        self._have_read_buffer(segment, size)
         with segment.handle.lease() as fd:
             read = segment.files.pread_into(fd, self._read_buffer[:size], position)
         if read < size:
             raise _damage(segment, CorruptRecordError(_CUT), position + read)
         return self._read_buffer[:size]
+
+    def _have_read_buffer(self, segment: LogSegment, size: int) -> None:
+        if len(self._read_buffer) < size:
+            self._read_buffer = segment.files.page_aligned_buffer(size)
 
     # -- a group -----------------------------------------------------------------------------------
 
@@ -313,51 +339,9 @@ class Cleaner:
         output: _Output,
     ) -> None:
         """Append what stays of one segment; source: Kafka ``Cleaner.cleanInto``."""
-
-        def take(data: memoryview) -> int:
-            at = self._filter(data, batch_filter, output, cleaning.stats)
-            if self._on_progress is not None:
-                self._on_progress(cleaning.stats.bytes_read, cleaning.total_bytes)
-            return at
-
-        self._read_through(cleaning.log, segment, 0, take)
+        taker = _FilteredBatches(batch_filter, output, cleaning, self._on_progress)
+        self._read_through(cleaning.log, segment, 0, taker)
         output.flush()  # Whatever the segment's offsets do to the new one, they do it now.
-
-    @staticmethod
-    def _filter(
-        data: memoryview, batch_filter: BatchFilter, output: _Output, stats: CleanerStats
-    ) -> int:
-        """Filter the whole batches at the start of some bytes, and return their size."""
-        at = 0
-        while at < len(data):
-            cleaned = batch_filter.records.clean_batches(data[at:], output.room)
-            output.advance(cleaned.bytes_written)
-            stats.count(cleaned)
-            at += cleaned.bytes_read
-            batch_filter.invalid_count += cleaned.records_invalid
-            stop = cleaned.stop
-            if stop == CLEAN_FULL:
-                output.make_room(_room_for(data[at:]))
-                continue
-            if stop == CLEAN_INVALID:
-                raise damaged_batch(data, at)
-            if stop in (CLEAN_SPECIAL, CLEAN_LEGACY):
-                size = size_of_entry(data[at:])
-                if size <= len(data) - at:
-                    entry = data[at : at + size]
-                    retained = (
-                        batch_filter.filter_legacy(LegacyEntry(entry))
-                        if stop == CLEAN_LEGACY
-                        else batch_filter.filter_batch(RecordBatch(entry))
-                    )
-                    stats.count_batch(size, retained)
-                    output.write(retained.data)
-                    at += size
-                    continue
-                break
-            if stop == CLEAN_TORN:
-                break
-        return at
 
 
 class _Cleaning:
@@ -388,6 +372,84 @@ class _Cleaning:
     def end_of(self, segment: LogSegment) -> int:
         """Return where the segment behind one began when the round did."""
         return self._following[segment.base_offset]
+
+
+class _Taker(Protocol):
+    """Takes the batches of a segment."""
+
+    def take(self, data: memoryview) -> int:
+        """Take the whole batches at the start of some bytes; returns their size, or STOPPED."""
+        ...
+
+    def take_pieces(self, pieces: Pieces) -> int:
+        """Take batches of a file as far as C can; returns their size, or STOPPED."""
+        ...
+
+
+class _FilteredBatches:
+    """Appends what stays of the batches that it takes."""
+
+    def __init__(
+        self,
+        batch_filter: BatchFilter,
+        output: _Output,
+        cleaning: _Cleaning,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._filter = batch_filter
+        self._output = output
+        self._stats = cleaning.stats
+        self._total_bytes = cleaning.total_bytes
+        self._on_progress = on_progress
+
+    def take_pieces(self, pieces: Pieces) -> int:
+        """Filter batches of a file, as far as they need no look and the output has room."""
+        cleaned = self._filter.records.clean_file(pieces, self._output.room)
+        self._count(cleaned)
+        self._tell()
+        return cleaned.bytes_read
+
+    def take(self, data: memoryview) -> int:
+        """Filter the whole batches at the start of some bytes, and return their size."""
+        at = 0
+        while at < len(data):
+            cleaned = self._filter.records.clean_batches(data[at:], self._output.room)
+            self._count(cleaned)
+            at += cleaned.bytes_read
+            stop = cleaned.stop
+            if stop == CLEAN_FULL:
+                self._output.make_room(_room_for(data[at:]))
+                continue
+            if stop == CLEAN_INVALID:
+                raise damaged_batch(data, at)
+            if stop in (CLEAN_SPECIAL, CLEAN_LEGACY):
+                size = size_of_entry(data[at:])
+                if size > len(data) - at:
+                    break
+                self._take_special(data[at : at + size], is_legacy=stop == CLEAN_LEGACY)
+                at += size
+            elif stop == CLEAN_TORN:
+                break
+        self._tell()
+        return at
+
+    def _take_special(self, entry: memoryview, *, is_legacy: bool) -> None:
+        retained = (
+            self._filter.filter_legacy(LegacyEntry(entry))
+            if is_legacy
+            else self._filter.filter_batch(RecordBatch(entry))
+        )
+        self._stats.count_batch(len(entry), retained)
+        self._output.write(retained.data)
+
+    def _count(self, cleaned: Cleaned) -> None:
+        self._output.advance(cleaned.bytes_written)
+        self._stats.count(cleaned)
+        self._filter.invalid_count += cleaned.records_invalid
+
+    def _tell(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._stats.bytes_read, self._total_bytes)
 
 
 class _Output:

@@ -21,6 +21,7 @@ from logstore.legacy import LegacyEntry
 from logstore.record import RecordBatch
 
 if TYPE_CHECKING:
+    from logstore._native import Mapped, Pieces
     from logstore.cleaned_transactions import CleanedTransactionMetadata
     from logstore.cleaner_stats import CleanerStats
     from logstore.offset_map import OffsetMap
@@ -57,8 +58,7 @@ class OffsetMapBuilder:
         at = 0
         while at < len(data):
             mapped = self._map.map_batches(data[at:], self._start_offset)
-            self._stats.map_messages_read += mapped.records_read
-            self._stats.map_null_keys += mapped.null_keys
+            self._count(mapped)
             at += mapped.bytes_read
             stop = mapped.stop
             if stop == CLEAN_FULL:
@@ -83,6 +83,19 @@ class OffsetMapBuilder:
         self.bytes_taken += at
         return at
 
+    def take_pieces(self, pieces: Pieces) -> int:
+        """Take batches of a file, as far as they need no look; STOPPED: the map is full."""
+        mapped = self._map.map_file(pieces, self._start_offset)
+        self._count(mapped)
+        if mapped.stop == CLEAN_FULL:
+            return STOPPED
+        self.bytes_taken += mapped.bytes_read
+        return mapped.bytes_read
+
+    def _count(self, mapped: Mapped) -> None:
+        self._stats.map_messages_read += mapped.records_read
+        self._stats.map_null_keys += mapped.null_keys
+
     def _take_batch(self, batch: RecordBatch) -> bool:
         batch.ensure_valid()
         stats = self._stats
@@ -99,8 +112,7 @@ class OffsetMapBuilder:
                 last_offset=batch.last_offset,
                 start_offset=self._start_offset,
             )
-            stats.map_messages_read += mapped.records_read
-            stats.map_null_keys += mapped.null_keys
+            self._count(mapped)
             if mapped.stop == CLEAN_FULL:
                 return False
             if mapped.stop == CLEAN_INVALID:

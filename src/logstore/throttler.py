@@ -50,9 +50,14 @@ class Throttler:
         with self._guard:
             self._rate = desired_rate_per_second
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return not math.isinf(self._rate)
+
     def maybe_throttle(self, observed: float) -> None:
         """Count what was done, and wait if it was too much since the interval began."""
-        if math.isinf(self._rate):
+        if not self.is_limited:
             return
         with self._guard:
             self._observed += observed

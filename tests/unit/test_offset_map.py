@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import pytest
@@ -11,10 +12,12 @@ from logstore._native import (
     CLEAN_FULL,
     CLEAN_INVALID,
     OFFSET_MAP_ENTRY_BYTES,
+    Pieces,
     RecordFilter,
     crc32c,
     siphash128,
 )
+from logstore.files import REAL_FILES
 from logstore.offset_map import BYTES_PER_ENTRY, OffsetMap
 from logstore.record import encode_batch
 from logstore.timestamp_type import TimestampType
@@ -264,3 +267,72 @@ class TestSuperseded:
 
         assert 0 == offset_map.noted_offsets
         assert self.clean(data, noted=0) == self.clean(data, noted=100)
+
+
+class TestPieces:
+    """What C reads of a file by itself, piece by piece."""
+
+    BATCHES = tuple(
+        encode_batch(
+            [(offset + n, 0, b"%d" % ((offset + n) % 7), b"v" * 20, ()) for n in range(5)],
+            base_offset=offset,
+        )
+        for offset in range(0, 100, 5)
+    )
+
+    def walked(self, path, size, end=None):
+        """Return the map of a file's batches, what stays of them, and where the walks stopped."""
+        files = REAL_FILES
+        offset_map = OffsetMap(24_000)
+        offset_map.clear(0, 1000)
+        keep = RecordFilter(offset_map, now_ms=0, delete_horizon=99, kept_ends=[])
+        out = bytearray(10_000)
+        fd = files.open(path, os.O_RDONLY)
+        try:
+            end = path.stat().st_size if end is None else end
+            mapped = Pieces(files, fd, 0, end, memoryview(bytearray(size)), 1000)
+            offset_map.map_file(mapped, 0)
+            cleaned = Pieces(files, fd, 0, end, memoryview(bytearray(size)), 1000)
+            found = keep.clean_file(cleaned, out)
+        finally:
+            files.close(fd)
+        assert (mapped.position, mapped.held) == (cleaned.position, cleaned.held)
+        return offset_map, bytes(out[: found.bytes_written]), found, mapped
+
+    @pytest.mark.parametrize("size", [260, 261, 300, 1000, 100_000])
+    def test_wherever_a_piece_ends(self, tmp_path, size):
+        """Inside a batch as well: what is in the map, and what stays, is the same."""
+        data = b"".join(self.BATCHES)
+        (tmp_path / "log").write_bytes(data)
+        offset_map, kept, found, pieces = self.walked(tmp_path / "log", size)
+
+        expected = OffsetMap(24_000)
+        expected.clear(0, 1000)
+        expected.map_batches(data, 0)
+        keep = RecordFilter(expected, now_ms=0, delete_horizon=99, kept_ends=[])
+        out = bytearray(10_000)
+        assert found == keep.clean_batches(data, out)
+        assert kept == bytes(out[: found.bytes_written])
+        assert (7, 99) == (len(offset_map), offset_map.latest_offset)
+        assert (len(data), b"") == (pieces.position, pieces.held)
+
+    def test_what_is_left_is_in_memory(self, tmp_path):
+        """A batch that C cannot judge, and what was read behind it."""
+        special = encode_batch([(50, 0, b"a", b"v", ())], base_offset=50, is_control=True)
+        data = b"".join(self.BATCHES[:3]) + special + self.BATCHES[11]
+        (tmp_path / "log").write_bytes(data)
+        *_, pieces = self.walked(tmp_path / "log", 100_000)
+
+        assert len(b"".join(self.BATCHES[:3])) == pieces.position
+        assert special + self.BATCHES[11] == pieces.held
+
+    def test_a_cut_file(self, tmp_path):
+        """The batch that is cut is held; of a piece that is not whole, nothing is."""
+        data = b"".join(self.BATCHES)[:-1]
+        (tmp_path / "log").write_bytes(data)
+        *_, pieces = self.walked(tmp_path / "log", 1000)
+        assert data[pieces.position :] == pieces.held
+        assert len(self.BATCHES[-1]) - 1 == len(pieces.held)
+
+        *_, pieces = self.walked(tmp_path / "log", 100_000, end=len(data) + 1)
+        assert (0, b"") == (pieces.position, pieces.held)

@@ -15,6 +15,7 @@ from logstore._native.cleaning import (
     Cleaned,
     Mapped,
     NativeOffsetMap,
+    Pieces,
     RecordFilter,
     siphash128,
 )
@@ -204,6 +205,7 @@ __all__ = [
     "PageOffsets",
     "PatchedBatch",
     "Path",
+    "Pieces",
     "PlainSegments",
     "Record",
     "RecordCheck",

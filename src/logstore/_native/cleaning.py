@@ -16,6 +16,7 @@ from logstore._native._core import ffi, lib
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from logstore._native.io import NativeFiles
     from logstore._native.kernels import Buffer
 
 OFFSET_MAP_ENTRY_BYTES: int = lib.LS_OFFSET_MAP_ENTRY_BYTES
@@ -71,6 +72,57 @@ class Cleaned(NamedTuple):
     stop: int
     has_horizon: bool
     is_unchanged: bool
+
+
+class Pieces:
+    """
+    Batches of a file that C reads piece by piece; what of the last piece it left is in memory.
+
+    Args:
+        files: Of the file.
+        fd: Open for reading; a lease on it is the caller's.
+        position: Of a batch.
+        end: Where the file's batches end.
+        buffer: The size of a piece.
+        count: Of pieces, unless batches that are cut ask for more.
+    """
+
+    __slots__ = ("_buffer", "_files", "_struct")
+
+    def __init__(
+        self,
+        files: NativeFiles,
+        fd: int,
+        position: int,
+        end: int,
+        buffer: memoryview,
+        count: int,
+    ) -> None:
+        self._files = files
+        self._buffer = buffer
+        self._struct = ffi.new("struct ls_pieces *")
+        self._struct.buffer = _address(buffer)
+        self._struct.buffer_size = len(buffer)
+        self._struct.position = position
+        self._struct.pause = min(end, position + (count - 1) * len(buffer) + 1)
+        self._struct.end = end
+        self._struct.fd = fd
+
+    @property
+    def position(self) -> int:
+        """Of the first byte that was not taken."""
+        return int(self._struct.position)
+
+    @property
+    def held(self) -> memoryview:
+        """The rest of the piece, from that byte on."""
+        at = self._struct.held_at
+        return self._buffer[at : at + self._struct.held_size]
+
+    def check(self, status: int) -> None:
+        """Raise StorageError for the status of a walk that could not read."""
+        if status < 0:
+            self._files.fail_to_read(status, self._struct.fd, self.position)
 
 
 class NativeOffsetMap:
@@ -201,6 +253,18 @@ class NativeOffsetMap:
         )
         return Mapped(mapped.bytes_read, mapped.records_read, mapped.null_keys, mapped.stop)
 
+    def map_file(self, pieces: Pieces, start_offset: int) -> Mapped:
+        """
+        Put the records of batches, piece by piece; see ``ls_map_file``.
+
+        Raises:
+            StorageError: The file cannot be read.
+        """
+        mapped = ffi.new("struct ls_mapped *")
+        io, struct = pieces._files.io, pieces._struct
+        pieces.check(lib.ls_map_file(self._struct, io, struct, start_offset, mapped))
+        return Mapped(mapped.bytes_read, mapped.records_read, mapped.null_keys, mapped.stop)
+
     def map_section(
         self,
         section: Buffer,
@@ -289,6 +353,31 @@ class RecordFilter:
             _address(runs),
             len(runs),
             cleaned,
+        )
+        return _cleaned(cleaned)
+
+    def clean_file(self, pieces: Pieces, out: Buffer) -> Cleaned:
+        """
+        Copy what stays of uncompressed batches, piece by piece; see ``ls_clean_file``.
+
+        Raises:
+            StorageError: The file cannot be read.
+        """
+        out_view = ffi.from_buffer(out, require_writable=True)
+        runs = self._runs_for(pieces._struct.buffer_size)
+        cleaned = ffi.new("struct ls_cleaned *")
+        pieces.check(
+            lib.ls_clean_file(
+                self.offset_map._struct,
+                self._struct,
+                pieces._files.io,
+                pieces._struct,
+                ffi.cast(_UINTPTR, out_view),
+                len(out_view),
+                _address(runs),
+                len(runs),
+                cleaned,
+            )
         )
         return _cleaned(cleaned)
 

@@ -275,6 +275,10 @@ class NativeFiles:
             _fail(rc, f"pread {len(target)} bytes at {position}", path_of(fd))
         return rc  # type: ignore[no-any-return]
 
+    def fail_to_read(self, rc: int, fd: int, position: int) -> NoReturn:
+        """Raise StorageError for what C got that read a file by itself, below 0."""
+        _fail(rc, f"pread at {position}", path_of(fd))
+
     def file_equals(self, path: Path, data: bytes) -> bool:
         """Whether a file has exactly these contents; a missing one has not."""
         rc = lib.ls_io_file_equals(self.io, encode_path(path), data, len(data))

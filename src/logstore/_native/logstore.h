@@ -345,7 +345,7 @@ int64_t ls_partition_keys(const struct ls_columns *columns, int32_t partitions, 
 int64_t ls_group_partitions(uintptr_t partition_numbers, int64_t count, int32_t partitions,
                             uintptr_t starts, uintptr_t order);
 
-/* ---- kernels: compaction (ls_offset_map.c, ls_clean.c) -------------------------------------- */
+/* ---- kernels: compaction (ls_offset_map.c, ls_clean.c, ls_pieces.c) ------------------------ */
 /*
  * The last offset of each key, as hashes: open addressing over the caller's memory, which is all
  * zeros at first. A slot has 88 bits of SipHash-2-4-128 of the key, beside those that say where it
@@ -411,6 +411,26 @@ void ls_map_section(struct ls_offset_map *map, uintptr_t section, int64_t size,
                     int32_t record_count, int64_t base_offset, int32_t last_offset_delta,
                     int64_t start_offset, struct ls_mapped *mapped);
 
+/* Batches of a file, read piece by piece, and what of the last piece was not taken. */
+struct ls_pieces {
+    uintptr_t buffer;
+    int64_t buffer_size; /* > 0 */
+    int64_t position;    /* of the first byte that was not taken */
+    int64_t pause;       /* from there on no further piece is read */
+    int64_t end;
+    int64_t held_at; /* where in the buffer that byte is */
+    int64_t held_size;
+    int32_t fd;
+    int32_t reserved;
+};
+
+/*
+ * ls_map_batches of all pieces up to the first that needs more than that, or is cut off; `mapped`
+ * says why. Returns 0, or < 0: it could not be read.
+ */
+int64_t ls_map_file(struct ls_offset_map *map, ls_io *io, struct ls_pieces *pieces,
+                    int64_t start_offset, struct ls_mapped *mapped);
+
 /* Neighbours that stay, by positions in their section. */
 struct ls_run {
     int32_t begin;
@@ -452,6 +472,10 @@ void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning 
                       uintptr_t bytes, int64_t size, int32_t flags, int64_t batches_max,
                       uintptr_t out, int64_t out_size, uintptr_t runs, int64_t runs_max,
                       struct ls_cleaned *cleaned);
+/* The same of all pieces, as ls_map_file does it; 0, or < 0: it could not be read. */
+int64_t ls_clean_file(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
+                      ls_io *io, struct ls_pieces *pieces, uintptr_t out, int64_t out_size,
+                      uintptr_t runs, int64_t runs_max, struct ls_cleaned *cleaned);
 /*
  * The same for one plain records section of the batch whose 61 header bytes are at `header`; what
  * stays of the section goes to `out`. LS_CLEAN_END, LS_CLEAN_INVALID or LS_CLEAN_FULL.
