@@ -327,6 +327,15 @@ class TestBatch:
         assert places(read(reader, reader.partitions())) == spread((0, 4000))
         assert len(source(store, maxBytesPerPartition="0").reader(PLACE).partitions()) == 1
 
+    def test_no_two_large_records_at_a_time(self, store):
+        """Spark holds the last batch, and the first, until the next one comes: that has no rows."""
+        log = store.create_topic("orders", config={"max.message.bytes": 32 << 20})[0]
+        for size_bytes in (17 << 20, 17 << 20, 1, 1):
+            log.append(bytes(size_bytes))
+        reader = source(store).reader(schema_of("value"))
+        batches = read(reader, reader.partitions())
+        assert [0, 1, 0, 1, 0, 2] == [each.num_rows for each in batches]
+
     def test_min_partitions(self, orders):
         reader = source(orders, minPartitions="6").reader(PLACE)
         assert len(reader.partitions()) == 6

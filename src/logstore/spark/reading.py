@@ -201,13 +201,16 @@ class TaskRead:
             batch_rows=BATCH_ROWS,
         )
         for batch in batches:
-            if batch.nbytes > LARGE_BYTES and self._offset == self._task.start:
+            is_large = batch.nbytes > LARGE_BYTES
+            if is_large and self._offset == self._task.start:
                 yield self._columns.empty  # Spark keeps the first as long as the task runs.
             converted = self._columns.convert(batch)
             del batch  # One record may be all that memory has room for.
             self._offset = batches.next_offset
             yield converted
             del converted
+            if is_large:
+                yield self._columns.empty  # And the last until it has the next.
         self._offset = self._stop
 
 
