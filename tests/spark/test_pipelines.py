@@ -170,6 +170,8 @@ class TestExport:
         assert 40 == run()
         assert list(range(40)) == sorted(row.id for row in rows.collect())
         assert 0 == run()
+        with pytest.raises(SparkSourceError, match="checkpoint of the table export of orders"):
+            self.run(spark, path)
 
     def test_what_a_destination_has_no_use_for(self, path, capsys):
         command = ["pipeline", "export", str(path), "orders", "--checkpoint", "state"]

@@ -89,7 +89,7 @@ def export(
     if target_file_bytes <= 0:
         raise invalid(f"files of {target_file_bytes} bytes; give a positive size")
     what = Export(store, topic, checkpoint, value_format, schema, mode, quarantine, max_offsets)
-    pipeline_id = what.check()
+    pipeline_id = what.check("export")
     place = local_path(destination)
     refused = None if quarantine is None else local_path(quarantine)
     write = _batch_writer(place, refused, tuple(partition_by), target_file_bytes)

@@ -71,9 +71,12 @@ class Export(NamedTuple):
     quarantine: str | os.PathLike[str] | None
     max_offsets: int | None
 
-    def check(self) -> str:
+    def check(self, kind: str) -> str:
         """
         Return the pipeline's id, if what was given goes together, and with its earlier runs.
+
+        Args:
+            kind: Of :data:`~logstore.spark.pipelines.pipeline_state.KINDS`.
 
         Raises:
             SparkSourceError: INVALID_PIPELINE, PIPELINE_CHECKPOINT.
@@ -82,9 +85,7 @@ class Export(NamedTuple):
             raise invalid("mode 'quarantine' and the directory of the quarantine go together")
         if self.value_format != "raw" and self.schema is None:
             raise invalid(f"{self.value_format} wants a schema")
-        state = PipelineState.of(
-            local_path(self.checkpoint), "export", self.topic, lambda: self.schema
-        )
+        state = PipelineState.of(local_path(self.checkpoint), kind, self.topic, lambda: self.schema)
         if state.schema != self.schema:
             raise SparkSourceError(
                 "PIPELINE_CHECKPOINT",

@@ -89,7 +89,7 @@ def export_jdbc(
     does not answer a commit with an error after all.
     """
     what = Export(store, topic, checkpoint, value_format, schema, mode, quarantine, max_offsets)
-    pipeline_id = what.check()
+    pipeline_id = what.check("table export")
     given = {**(options or {}), "url": url, "dbtable": table}
     types = BATCH_TYPE if column_types is None else f"{BATCH_TYPE}, {column_types}"
     refused = None if quarantine is None else local_path(quarantine)

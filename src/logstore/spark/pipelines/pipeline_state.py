@@ -20,7 +20,7 @@ from logstore.log import make_directory
 from logstore.spark.errors import SparkSourceError
 
 STATE_FILE: Final = "logstore-pipeline.json"
-KINDS: Final = ("ingest", "export")
+KINDS: Final = ("ingest", "export", "table export")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class PipelineState:
     What stays the same from run to run.
 
     Attributes:
-        kind: ``ingest`` or ``export``.
+        kind: Of :data:`KINDS`.
         pipeline_id: 8 hexadecimal digits, drawn at the first run.
         topic: What it writes or reads.
         schema: Of its input, as Spark's JSON; None: it needs none.
@@ -47,13 +47,14 @@ class PipelineState:
 
         Args:
             checkpoint: The directory; made if it is missing.
-            kind: ``ingest`` or ``export``.
+            kind: Of :data:`KINDS`.
             topic: As above.
             schema: Asked at the first run.
 
         Raises:
             SparkSourceError: PIPELINE_CHECKPOINT: it is another pipeline's, or damaged.
         """
+        assert kind in KINDS
         path = os.path.join(checkpoint, STATE_FILE)
         if not REAL_FILES.exists(path):
             state = cls(kind, uuid.uuid4().hex[:8], topic, schema())
