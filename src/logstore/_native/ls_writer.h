@@ -195,7 +195,7 @@ int64_t ls_writer_commit(ls_writer *writer, bool publish);
 /* Drop the pending append and cut back what it has written. */
 void ls_writer_abort(ls_writer *writer);
 
-/* ---- ls_writer_bulk.c: what appends of many share, with the lock held ---------------------------------- */
+/* ---- ls_writer_encoded.c, with the lock held ------------------------------------------------------------ */
 /*
  * Write whole batches and count them into `pending`: what ls_writer_append_encoded does between
  * begin and commit. The position, or an error.
@@ -203,6 +203,8 @@ void ls_writer_abort(ls_writer *writer);
 int64_t ls_writer_put_encoded(ls_writer *writer, const uint8_t *head, int64_t head_size,
                               const uint8_t *bytes, int64_t size, const struct ls_batch *batches,
                               int64_t count);
+
+/* ---- ls_writer_bulk.c: what appends of many share, with the lock held ---------------------------------- */
 /* 1e8 ms is 1970-01-02 and 1e14 ms the year 5138: seconds, or micro- or nanoseconds, are meant. */
 LS_INLINE bool ls_timestamp_is_other_unit(int64_t timestamp) {
     return (timestamp >= 100000000 && timestamp < 10000000000) || timestamp >= 100000000000000;
