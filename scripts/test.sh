@@ -23,5 +23,7 @@ else
     [ -d "$KAFKA_ORACLE_CACHE/libs" ] || echo "logstore: fetch Kafka's jars (once)"
     sh tests/compat/oracle/make-oracle.sh "$KAFKA_ORACLE_CACHE" >/dev/null || note "Kafka's jars cannot be fetched"
 fi
-[ $# -gt 0 ] || set -- -n auto --dist loadfile
+# Files in their order: those that wait for clusters and brokers come before the many of the unit tests, and what xdist does
+# itself, the files with the most tests first, leaves one core to wait for them at the end.
+[ $# -gt 0 ] || set -- -n auto --dist loadfile --no-loadscope-reorder
 exec .venv/bin/python -m pytest "$@"
