@@ -39,7 +39,7 @@ env CC="$compiler" LOGSTORE_SANITIZE=1 "$python" setup.py --quiet build --build-
     --build-lib "$place/lib" >"$place.out" 2>&1 || { cat "$place.out" >&2; exit 1; }
 [ "${1:-}" != --build-only ] || exit 0
 
-processes="-n auto --dist loadfile --no-loadscope-reorder"
+processes="-n auto --dist loadfile"
 # Commands and pages start programs of their own, over what other tests go through in one process.
 left_out="--ignore-glob=*/unit/test_cli_*.py --ignore-glob=*/unit/test_docs*.py --ignore-glob=*/unit/test_readme.py"
 case " $*" in

@@ -400,8 +400,8 @@ class TestWithoutLiveOffsets:
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
     def test_lock_that_may_not_be_read(self):
         """Who cannot tell whether somebody writes sees what the writer shows, else the flushed."""
-        with tempfile.TemporaryDirectory() as directory:
-            os.chmod(directory, 0o755)  # pytest's own is closed to others.
+        with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+            os.chmod(directory, 0o755)  # pytest's own is closed to others; so may TMPDIR be.
             path = os.path.join(directory, "orders-0")
             with logstore.open(path) as writer:
                 os.chmod(os.path.join(path, ".lock"), 0)
