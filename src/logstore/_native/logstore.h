@@ -93,6 +93,9 @@ ls_io *ls_io_real_new(void);
 ls_io *ls_io_hold(ls_io *io);
 void ls_io_free(ls_io *io);
 
+/* Add to the bytes that its writers keep between appends; the sum. See ls_writer_stage.c. */
+int64_t ls_io_count_staging(ls_io *io, int64_t more);
+
 /* Count operations from now on (tests): one relaxed atomic addition each. Off at first. */
 void ls_io_set_counting(ls_io *io, int32_t counting);
 int64_t ls_io_count(const ls_io *io, int32_t op);

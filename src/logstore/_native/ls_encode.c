@@ -118,16 +118,11 @@ int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first,
     return size;
 }
 
-static int64_t offset_at(const struct ls_column *column, int64_t index) {
-    return column->wide ? ((const int64_t *)column->offsets)[index]
-                        : ((const int32_t *)column->offsets)[index];
-}
-
 /* Bytes of the first `count` items, or LS_E_CORRUPT. */
 static int64_t column_bytes(const struct ls_column *column, int64_t count) {
     if (column->offsets == NULL) return 0;
-    int64_t begin = offset_at(column, 0);
-    int64_t end = offset_at(column, count);
+    int64_t begin = ls_offset_at(column->offsets, 0, column->wide);
+    int64_t end = ls_offset_at(column->offsets, count, column->wide);
     return begin >= 0 && end >= begin && end <= column->size ? end - begin : LS_E_CORRUPT;
 }
 

@@ -5,10 +5,6 @@
 #include "ls_encode_inline.h"
 #include "ls_internal.h"
 
-static int64_t offset_at(uintptr_t offsets, int64_t index, int32_t width) {
-    return width == 8 ? ((const int64_t *)offsets)[index] : ((const int32_t *)offsets)[index];
-}
-
 /* Put an item's size, zig-zag, and its bytes. */
 static uint8_t *put_sized(uint8_t *at, uintptr_t bytes, int64_t begin, int64_t size) {
     at = ls_put_varint(at, (uint32_t)size << 1);
@@ -27,6 +23,10 @@ int64_t ls_encode_headers(const struct ls_columns *headers, uintptr_t row_ends, 
     const int64_t *end_of = (const int64_t *)row_ends;
     int64_t *offsets = (int64_t *)out_offsets;
     const uint8_t *validity = (const uint8_t *)headers->value_validity;
+    const void *names = (const void *)headers->key_offsets;
+    const void *values = (const void *)headers->value_offsets;
+    const bool are_names_wide = headers->key_offset_width == 8;
+    const bool are_values_wide = headers->value_offset_width == 8;
     uint8_t *at = (uint8_t *)out;
     int64_t index = 0;
     offsets[0] = 0;
@@ -35,16 +35,15 @@ int64_t ls_encode_headers(const struct ls_columns *headers, uintptr_t row_ends, 
         if (count < 0 || count > INT32_MAX || end_of[row] > headers->count) return LS_E_CORRUPT;
         if (count > 0) at = ls_put_varint(at, (uint32_t)count << 1);
         for (; index < end_of[row]; ++index) {
-            int64_t begin = offset_at(headers->key_offsets, index, headers->key_offset_width);
-            int64_t end = offset_at(headers->key_offsets, index + 1, headers->key_offset_width);
+            int64_t begin = ls_offset_at(names, index, are_names_wide);
+            int64_t end = ls_offset_at(names, index + 1, are_names_wide);
             if (!is_item(begin, end, headers->keys_size)) return LS_E_CORRUPT;
             at = put_sized(at, headers->keys, begin, end - begin);
 
-            begin = offset_at(headers->value_offsets, index, headers->value_offset_width);
-            end = offset_at(headers->value_offsets, index + 1, headers->value_offset_width);
+            begin = ls_offset_at(values, index, are_values_wide);
+            end = ls_offset_at(values, index + 1, are_values_wide);
             if (!is_item(begin, end, headers->values_size)) return LS_E_CORRUPT;
-            const int64_t bit = headers->bit_offset + index;
-            if (validity != NULL && !(validity[bit >> 3] >> (bit & 7) & 1)) {
+            if (!ls_is_valid(validity, headers->bit_offset + index)) {
                 *at++ = 1; /* -1, zig-zag */
             } else {
                 at = put_sized(at, headers->values, begin, end - begin);

@@ -4,12 +4,7 @@
  */
 #include "ls_internal.h"
 
-enum {
-    OFFSET_ENTRY_BYTES = 8, /* u32 relative offset, u32 position             */
-    POSITION_AT = 4,
-    TIME_ENTRY_BYTES = 12, /* i64 timestamp, u32 relative offset             */
-    TIME_OFFSET_AT = 8
-};
+enum { POSITION_AT = 4, TIME_OFFSET_AT = 8 };
 
 static inline bool fits_31_bits(int64_t value) {
     return value >= 0 && value <= INT32_MAX;
@@ -49,7 +44,7 @@ int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state
             if (offset_due) {
                 ls_store_be32(offset_entry, (uint32_t)relative_offset);
                 ls_store_be32(offset_entry + POSITION_AT, (uint32_t)batch->position);
-                offset_entry += OFFSET_ENTRY_BYTES;
+                offset_entry += LS_OFFSET_ENTRY_BYTES;
                 made->offset_entries += 1;
                 state->offset_entries_room -= 1;
             }
@@ -57,7 +52,7 @@ int64_t ls_index_batches(uintptr_t batches, int64_t count, struct ls_index_state
                 ls_store_be64(time_entry, (uint64_t)max_timestamp);
                 ls_store_be32(time_entry + TIME_OFFSET_AT,
                               (uint32_t)(max_offset - state->base_offset));
-                time_entry += TIME_ENTRY_BYTES;
+                time_entry += LS_TIME_ENTRY_BYTES;
                 made->time_entries += 1;
                 state->time_entries_room -= 1;
                 state->last_time_entry_timestamp = max_timestamp;
@@ -80,11 +75,11 @@ int64_t ls_offset_index_lookup(uintptr_t entries, int64_t count, uint32_t relati
     const uint8_t *entry = first;
     for (int64_t left = count; left > 1;) {
         int64_t half = left / 2;
-        const uint8_t *middle = entry + half * OFFSET_ENTRY_BYTES;
+        const uint8_t *middle = entry + half * LS_OFFSET_ENTRY_BYTES;
         entry = ls_load_be32(middle) <= relative_offset ? middle : entry;
         left -= half;
     }
-    return (entry - first) / OFFSET_ENTRY_BYTES;
+    return (entry - first) / LS_OFFSET_ENTRY_BYTES;
 }
 
 int64_t ls_offset_index_upper_bound(uintptr_t entries, int64_t count, int64_t position) {
@@ -95,11 +90,11 @@ int64_t ls_offset_index_upper_bound(uintptr_t entries, int64_t count, int64_t po
     const uint8_t *below = first; /* the last entry known to be below `position` */
     for (int64_t left = count; left > 1;) {
         int64_t half = left / 2;
-        const uint8_t *middle = below + half * OFFSET_ENTRY_BYTES;
+        const uint8_t *middle = below + half * LS_OFFSET_ENTRY_BYTES;
         below = (int64_t)ls_load_be32(middle + POSITION_AT) < position ? middle : below;
         left -= half;
     }
-    int64_t slot = (below - first) / OFFSET_ENTRY_BYTES + 1;
+    int64_t slot = (below - first) / LS_OFFSET_ENTRY_BYTES + 1;
     return slot < count ? slot : -1;
 }
 
@@ -110,11 +105,11 @@ int64_t ls_time_index_lookup(uintptr_t entries, int64_t count, int64_t timestamp
     const uint8_t *entry = first;
     for (int64_t left = count; left > 1;) {
         int64_t half = left / 2;
-        const uint8_t *middle = entry + half * TIME_ENTRY_BYTES;
+        const uint8_t *middle = entry + half * LS_TIME_ENTRY_BYTES;
         entry = (int64_t)ls_load_be64(middle) <= timestamp ? middle : entry;
         left -= half;
     }
-    return (entry - first) / TIME_ENTRY_BYTES;
+    return (entry - first) / LS_TIME_ENTRY_BYTES;
 }
 
 int64_t ls_time_index_lookup_offset(uintptr_t entries, int64_t count, uint32_t relative_offset) {
@@ -124,11 +119,11 @@ int64_t ls_time_index_lookup_offset(uintptr_t entries, int64_t count, uint32_t r
     const uint8_t *entry = first;
     for (int64_t left = count; left > 1;) {
         int64_t half = left / 2;
-        const uint8_t *middle = entry + half * TIME_ENTRY_BYTES;
+        const uint8_t *middle = entry + half * LS_TIME_ENTRY_BYTES;
         entry = ls_load_be32(middle + TIME_OFFSET_AT) <= relative_offset ? middle : entry;
         left -= half;
     }
-    return (entry - first) / TIME_ENTRY_BYTES;
+    return (entry - first) / LS_TIME_ENTRY_BYTES;
 }
 
 /* ---- order ---------------------------------------------------------------------------------- */
@@ -137,7 +132,7 @@ int64_t ls_offset_index_check(uintptr_t entries, int64_t count) {
     const uint8_t *entry = (const uint8_t *)entries;
     int64_t last_offset = -1;
     int64_t last_position = -1;
-    for (int64_t slot = 0; slot < count; ++slot, entry += OFFSET_ENTRY_BYTES) {
+    for (int64_t slot = 0; slot < count; ++slot, entry += LS_OFFSET_ENTRY_BYTES) {
         int64_t offset = (int32_t)ls_load_be32(entry);
         int64_t position = (int32_t)ls_load_be32(entry + POSITION_AT);
         if (offset <= last_offset || position <= last_position) return slot;
@@ -152,7 +147,7 @@ int64_t ls_time_index_check(uintptr_t entries, int64_t count) {
     const uint8_t *entry = (const uint8_t *)entries;
     int64_t last_timestamp = -1;
     int64_t last_offset = 0;
-    for (int64_t slot = 0; slot < count; ++slot, entry += TIME_ENTRY_BYTES) {
+    for (int64_t slot = 0; slot < count; ++slot, entry += LS_TIME_ENTRY_BYTES) {
         int64_t timestamp = (int64_t)ls_load_be64(entry);
         int64_t offset = (int32_t)ls_load_be32(entry + TIME_OFFSET_AT);
         if (timestamp <= last_timestamp || offset < last_offset) return slot;

@@ -40,6 +40,12 @@ enum {
     LS_RECORD_BYTES_MIN = 7 /* length, attributes, two deltas, two sizes, header count */
 };
 
+/* Index entries, spec 3: u32 relative offset, u32 position; i64 timestamp, u32 relative offset. */
+enum { LS_OFFSET_ENTRY_BYTES = 8, LS_TIME_ENTRY_BYTES = 12 };
+
+/* Of a file that is made; the umask takes from it. */
+enum { LS_FILE_MODE = 0666 };
+
 /* Attribute bits. */
 enum {
     LS_CODEC_MASK = 0x07,
@@ -64,6 +70,21 @@ enum {
 #define LS_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 #define LS_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define LS_INLINE              static inline __attribute__((always_inline, unused))
+
+LS_INLINE int64_t ls_min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* ---- columns -------------------------------------------------------------------------------- */
+/* One of a column's offsets, int64 or int32. */
+LS_INLINE int64_t ls_offset_at(const void *offsets, int64_t index, bool is_wide) {
+    return is_wide ? ((const int64_t *)offsets)[index] : ((const int32_t *)offsets)[index];
+}
+
+/* Whether an item is not null; no bitmap: none is. */
+LS_INLINE bool ls_is_valid(const uint8_t *validity, int64_t bit) {
+    return validity == NULL || (validity[bit >> 3] >> (bit & 7) & 1) != 0;
+}
 
 /* ---- loads and stores ----------------------------------------------------------------------- */
 LS_INLINE uint64_t ls_load_le64(const uint8_t *at) {

@@ -49,6 +49,10 @@ ls_io *ls_io_hold(ls_io *io) {
     return io;
 }
 
+int64_t ls_io_count_staging(ls_io *io, int64_t more) {
+    return atomic_fetch_add_explicit(&io->staging_kept, more, memory_order_relaxed) + more;
+}
+
 void ls_io_free(ls_io *io) {
     if (io == NULL) return;
     /* The last holder sees what all others did before they let go. */

@@ -13,15 +13,13 @@
 #include "ls_internal.h"
 #include "ls_io.h"
 
-enum { FILE_MODE = 0666, OFFSET_ENTRY_BYTES = 8, TIME_ENTRY_BYTES = 12 };
-
 /* An empty file, whose name nobody has or only what is in nobody's use. The fd, or an error. */
 static int64_t create_file(ls_io *io, const char *path) {
-    int64_t fd = ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, FILE_MODE);
+    int64_t fd = ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, LS_FILE_MODE);
     if (fd != -EEXIST) return fd;
     int64_t result = ls_io_unlink(io, path);
     if (result < 0) return result;
-    return ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, FILE_MODE);
+    return ls_io_open(io, path, O_RDWR | O_CREAT | O_EXCL, LS_FILE_MODE);
 }
 
 int64_t ls_io_create_indexes(ls_io *io, const char *timeindex, const char *index, int32_t fds[2]) {
@@ -47,10 +45,10 @@ static int64_t must_cut(int32_t fd, int64_t size, bool is_shared_whole) {
 }
 
 int64_t ls_io_seal_segment(ls_io *io, const struct ls_segment *segment) {
-    int64_t index_bytes = segment->offset_entry_count * OFFSET_ENTRY_BYTES;
-    int64_t timeindex_bytes = segment->time_entry_count * TIME_ENTRY_BYTES;
+    int64_t index_bytes = segment->offset_entry_count * LS_OFFSET_ENTRY_BYTES;
+    int64_t timeindex_bytes = segment->time_entry_count * LS_TIME_ENTRY_BYTES;
     bool has_last_entry = segment->max_timestamp > segment->last_time_entry_timestamp;
-    int64_t sealed_bytes = timeindex_bytes + (has_last_entry ? TIME_ENTRY_BYTES : 0);
+    int64_t sealed_bytes = timeindex_bytes + (has_last_entry ? LS_TIME_ENTRY_BYTES : 0);
     int64_t cut_index = must_cut(segment->index_fd, index_bytes, true);
     if (cut_index < 0) return cut_index;
     int64_t cut_timeindex = must_cut(segment->timeindex_fd, sealed_bytes, true);
@@ -61,7 +59,7 @@ int64_t ls_io_seal_segment(ls_io *io, const struct ls_segment *segment) {
     int64_t result = 0;
     if (has_last_entry) {
         int64_t relative_offset = segment->offset_of_max_timestamp - segment->base_offset;
-        uint8_t entry[TIME_ENTRY_BYTES];
+        uint8_t entry[LS_TIME_ENTRY_BYTES];
         ls_store_be64(entry, (uint64_t)segment->max_timestamp);
         ls_store_be32(entry + 8, (uint32_t)relative_offset);
         result = ls_io_write_all(io, segment->timeindex_fd, entry, sizeof entry, timeindex_bytes);
@@ -93,14 +91,14 @@ int64_t ls_io_fdatasync_together(ls_io *io, const int32_t *fds, int32_t count, i
 }
 
 int64_t ls_io_put_file(ls_io *io, const char *path, const void *bytes, int64_t size, bool sync) {
-    int64_t fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_EXCL, FILE_MODE);
+    int64_t fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_EXCL, LS_FILE_MODE);
     if (fd == -EEXIST) {
         struct stat status;
         if (stat(path, &status) == 0 && status.st_nlink > 1) {
             int64_t unlinked = ls_io_unlink(io, path);
             if (unlinked < 0) return unlinked;
         }
-        fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_TRUNC, FILE_MODE);
+        fd = ls_io_open(io, path, O_WRONLY | O_CREAT | O_TRUNC, LS_FILE_MODE);
     }
     if (fd < 0) return fd;
     int64_t result = ls_io_write_all(io, (int32_t)fd, bytes, size, 0);

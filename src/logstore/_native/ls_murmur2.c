@@ -35,10 +35,6 @@ static int32_t partition_of(const uint8_t *key, int64_t size, int32_t partitions
     return (int32_t)(ls_murmur2((uintptr_t)key, size) & INT32_MAX) % partitions;
 }
 
-static inline int64_t offset_at(const void *offsets, int64_t index, bool is_wide) {
-    return is_wide ? ((const int64_t *)offsets)[index] : ((const int32_t *)offsets)[index];
-}
-
 int64_t ls_partition_keys(const struct ls_columns *columns, int32_t partitions, uintptr_t out) {
     assert(columns != NULL && partitions > 0);
     const uint8_t *keys = (const uint8_t *)columns->keys;
@@ -49,14 +45,13 @@ int64_t ls_partition_keys(const struct ls_columns *columns, int32_t partitions, 
     for (int64_t index = 0; offsets == NULL && index < columns->count; ++index)
         to[index] = -1;
     if (offsets == NULL || columns->count == 0) return 0;
-    int64_t begin = offset_at(offsets, 0, is_wide);
+    int64_t begin = ls_offset_at(offsets, 0, is_wide);
     if (begin < 0) return LS_E_CORRUPT;
     for (int64_t index = 0; index < columns->count; ++index) {
-        int64_t end = offset_at(offsets, index + 1, is_wide);
+        int64_t end = ls_offset_at(offsets, index + 1, is_wide);
         if (LS_UNLIKELY(end < begin || end > columns->keys_size)) return LS_E_CORRUPT;
-        int64_t bit = columns->bit_offset + index;
-        bool is_null = validity != NULL && !(validity[bit >> 3] >> (bit & 7) & 1);
-        to[index] = is_null ? -1 : partition_of(keys + begin, end - begin, partitions);
+        bool has_key = ls_is_valid(validity, columns->bit_offset + index);
+        to[index] = has_key ? partition_of(keys + begin, end - begin, partitions) : -1;
         begin = end;
     }
     return 0;

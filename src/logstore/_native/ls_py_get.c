@@ -19,7 +19,6 @@ enum {
     PAGE = 4096,
     LINE = 64,
     PAGES_MAX = (1 << LS_GET_BLOCK_SHIFT) / PAGE,
-    INDEX_ENTRY_BYTES = 8,
     POSITION_AT = 4
 };
 
@@ -101,11 +100,11 @@ static enum found walk_to(struct walk *walk, int64_t offset) {
 
 /* Entry `slot` of a place's index. */
 static int64_t entry_offset(const struct ls_place *place, int64_t slot) {
-    return place->base_offset + ls_load_be32(place->entries + INDEX_ENTRY_BYTES * slot);
+    return place->base_offset + ls_load_be32(place->entries + LS_OFFSET_ENTRY_BYTES * slot);
 }
 
 static int64_t entry_position(const struct ls_place *place, int64_t slot) {
-    return ls_load_be32(place->entries + INDEX_ENTRY_BYTES * slot + POSITION_AT);
+    return ls_load_be32(place->entries + LS_OFFSET_ENTRY_BYTES * slot + POSITION_AT);
 }
 
 /*

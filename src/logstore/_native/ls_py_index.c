@@ -7,7 +7,7 @@
 #include "ls_internal.h"
 #include "ls_py.h"
 
-enum { ENTRY_BYTES = 8, POSITION_AT = 4 };
+enum { POSITION_AT = 4 };
 
 struct index_view {
     PyObject ob_base;
@@ -28,7 +28,7 @@ static PyObject *view_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                           &base_offset)) {
         return NULL;
     }
-    if (count < 0 || count > capacity || capacity > INT64_MAX / ENTRY_BYTES ||
+    if (count < 0 || count > capacity || capacity > INT64_MAX / LS_OFFSET_ENTRY_BYTES ||
         (capacity > 0 && address == 0) || base_offset < 0) {
         return PyErr_Format(PyExc_ValueError, "not 0 <= count <= capacity, or no memory");
     }
@@ -74,7 +74,7 @@ static const uint8_t *entry_for(PyObject *self, PyObject *argument) {
     uint32_t target = relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset;
     int64_t count = atomic_load_explicit(&view->count, memory_order_acquire);
     int64_t slot = ls_offset_index_lookup((uintptr_t)view->entries, count, target);
-    return slot < 0 ? NULL : view->entries + ENTRY_BYTES * slot;
+    return slot < 0 ? NULL : view->entries + LS_OFFSET_ENTRY_BYTES * slot;
 }
 
 static PyObject *view_position(PyObject *self, PyObject *offset) {

@@ -8,11 +8,7 @@
 #include "ls_py.h"
 #include "ls_writer.h"
 
-enum {
-    BYTES_WITHOUT_GIL = 65536, /* from here on the work is worth dropping the GIL */
-    OFFSET_ENTRY_BYTES = 8,
-    TIME_ENTRY_BYTES = 12
-};
+enum { BYTES_WITHOUT_GIL = 65536 }; /* from here on the work is worth dropping the GIL */
 
 /*
  * Evaluate `call`, which uses `may_wait`: with the GIL if it is short and need not wait, else without.
@@ -142,8 +138,8 @@ PyObject *ls_py_writer_roll(PyObject *self, PyObject *const *args, Py_ssize_t co
     struct ls_segment next = {
         .base_offset = numbers[1],
         .next_offset = numbers[1],
-        .offset_entries_max = numbers[2] / OFFSET_ENTRY_BYTES,
-        .time_entries_max = numbers[2] / TIME_ENTRY_BYTES,
+        .offset_entries_max = numbers[2] / LS_OFFSET_ENTRY_BYTES,
+        .time_entries_max = numbers[2] / LS_TIME_ENTRY_BYTES,
         .last_time_entry_timestamp = -1,
         .last_time_entry_offset = numbers[1],
         .max_timestamp = -1,

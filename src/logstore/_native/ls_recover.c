@@ -6,7 +6,7 @@
 
 #include "ls_internal.h"
 
-enum { BATCHES_AT_ONCE = 64, NO_PRODUCER_ID = -1, OFFSET_ENTRY_BYTES = 8, TIME_ENTRY_BYTES = 12 };
+enum { BATCHES_AT_ONCE = 64, NO_PRODUCER_ID = -1 };
 
 /* Entries made so far, in memory of the caller's. */
 struct entries {
@@ -25,8 +25,8 @@ static bool is_plain(const struct ls_batch *batch, const struct ls_plain_segment
 static bool add_entries(const struct ls_batch *batches, int64_t count,
                         struct ls_plain_segment *segment, struct entries *entries) {
     struct ls_index_made made;
-    uint8_t *offset_entry = entries->offset_entries + entries->offset_count * OFFSET_ENTRY_BYTES;
-    uint8_t *time_entry = entries->time_entries + entries->time_count * TIME_ENTRY_BYTES;
+    uint8_t *offset_entry = entries->offset_entries + entries->offset_count * LS_OFFSET_ENTRY_BYTES;
+    uint8_t *time_entry = entries->time_entries + entries->time_count * LS_TIME_ENTRY_BYTES;
     int64_t done =
         ls_index_batches((uintptr_t)batches, count, &segment->index, (uintptr_t)offset_entry,
                          entries->cap - entries->offset_count, (uintptr_t)time_entry,
@@ -63,7 +63,7 @@ static bool add_last_time_entry(const struct ls_index_state *index, struct entri
         index->offset_of_max_timestamp < index->last_time_entry_offset)
         return true;
     if (entries->time_count == entries->cap) return false;
-    uint8_t *entry = entries->time_entries + entries->time_count * TIME_ENTRY_BYTES;
+    uint8_t *entry = entries->time_entries + entries->time_count * LS_TIME_ENTRY_BYTES;
     ls_store_be64(entry, (uint64_t)index->max_timestamp);
     ls_store_be32(entry + 8, (uint32_t)(index->offset_of_max_timestamp - index->base_offset));
     entries->time_count += 1;
@@ -91,7 +91,7 @@ bool ls_is_plain_segment(ls_io *io, const char *log, const char *offset_index,
            walk((const uint8_t *)buffer, segment, &entries) &&
            add_last_time_entry(&segment->index, &entries) &&
            ls_io_file_equals(io, offset_index, entries.offset_entries,
-                             entries.offset_count * OFFSET_ENTRY_BYTES) == 1 &&
+                             entries.offset_count * LS_OFFSET_ENTRY_BYTES) == 1 &&
            ls_io_file_equals(io, time_index, entries.time_entries,
-                             entries.time_count * TIME_ENTRY_BYTES) == 1;
+                             entries.time_count * LS_TIME_ENTRY_BYTES) == 1;
 }

@@ -60,8 +60,7 @@ static int64_t check_keys(const struct ls_columns *columns, int64_t first, int64
     if (columns->key_offsets == 0) return refuse(appended, LS_PROBLEM_KEY_MISSING, first);
     const uint8_t *validity = (const uint8_t *)columns->key_validity;
     for (int64_t index = first; validity != NULL && index < end; ++index) {
-        int64_t bit = columns->bit_offset + index;
-        if (!(validity[bit >> 3] >> (bit & 7) & 1)) {
+        if (!ls_is_valid(validity, columns->bit_offset + index)) {
             return refuse(appended, LS_PROBLEM_KEY_MISSING, index);
         }
     }

@@ -11,10 +11,6 @@ enum {
     COPY_BYTES = 1024 /* memcpy does not use `rep movsb` for so few */
 };
 
-static int64_t min64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* ---- ready batches -------------------------------------------------------------------------------- */
 /* Whether the headers tile the bytes, and every offset and position fits the segment. */
 static int64_t check_batches(const ls_writer *writer, const struct ls_batch *batches, int64_t count,
@@ -42,7 +38,7 @@ static int64_t check_batches(const ls_writer *writer, const struct ls_batch *bat
 /* Copy to where the distance to the file position is harmless. */
 static void copy_congruent(uint8_t *to, const uint8_t *bytes, int64_t size) {
     for (int64_t done = 0; done < size; done += COPY_BYTES) {
-        memcpy(to + done, bytes + done, (size_t)min64(COPY_BYTES, size - done));
+        memcpy(to + done, bytes + done, (size_t)ls_min64(COPY_BYTES, size - done));
     }
 }
 
@@ -70,7 +66,7 @@ static int64_t write_ready(ls_writer *writer, const uint8_t *head, int64_t head_
     bool is_one = size <= LS_PIECE && !is_slow;
     while (position < end) {
         int64_t to_boundary = (position / LS_PIECE + 1) * LS_PIECE - position;
-        int64_t piece = is_one ? size : min64(end - position, to_boundary);
+        int64_t piece = is_one ? size : ls_min64(end - position, to_boundary);
         if (piece < head_size) piece = head_size; /* The first one takes the head, and is bytes. */
         int64_t to_come = end - position - piece;
         int64_t result;

@@ -12,7 +12,7 @@
 
 #include "ls_writer.h"
 
-enum { FILE_MODE = 0666, SUFFIX_BYTES_MAX = 16 };
+enum { SUFFIX_BYTES_MAX = 16 };
 
 /* The names of a segment's files, one at a time. */
 struct names {
@@ -27,7 +27,7 @@ static const char *name(struct names *names, const char *suffix) {
 
 /* The .log file, whose name nobody may have, and no .txnindex beside it. The fd, or an error. */
 static int64_t make_log(ls_io *io, struct names *names) {
-    int64_t fd = ls_io_open(io, name(names, ".log"), O_RDWR | O_CREAT | O_EXCL, FILE_MODE);
+    int64_t fd = ls_io_open(io, name(names, ".log"), O_RDWR | O_CREAT | O_EXCL, LS_FILE_MODE);
     if (fd < 0) return fd;
     int64_t result = 0;
     if (access(name(names, ".txnindex"), F_OK) == 0) { /* In nobody's use. */

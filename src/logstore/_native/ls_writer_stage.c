@@ -5,21 +5,14 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "ls_io.h"
 #include "ls_writer.h"
 
 enum {
-    OFFSET_ENTRY_BYTES = 8,
-    TIME_ENTRY_BYTES = 12,
     ALLOCATE_BYTES_MIN = 65536, /* less is not worth the call */
     WRITES_AHEAD = 32,
     RECORD_BYTES_KEPT = 4 << 20, /* room for a record of this size stays in the staging buffer */
     STAGING_KEPT_MAX = 64 << 20  /* of all writers of one io, between appends */
 };
-
-static int64_t min64(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
 
 static int64_t max64(int64_t a, int64_t b) {
     return a > b ? a : b;
@@ -31,7 +24,7 @@ static int64_t page_up(int64_t size) {
 
 /* ---- memory ------------------------------------------------------------------------------------- */
 static int64_t usual_size(const ls_writer *writer) {
-    int64_t record = min64(writer->config.max_message_bytes, RECORD_BYTES_KEPT);
+    int64_t record = ls_min64(writer->config.max_message_bytes, RECORD_BYTES_KEPT);
     int64_t batch = max64(ls_writer_batch_limit(writer), record);
     return page_up(LS_PIECE + batch + LS_PAGE + LS_BATCH_OVERHEAD + LS_ENCODE_SLACK);
 }
@@ -59,8 +52,7 @@ void ls_writer_shrink(ls_writer *writer) {
     munmap(writer->staging, (size_t)writer->staging_size);
     writer->staging = NULL;
     writer->staging_size = writer->staging_touched = 0;
-    atomic_fetch_sub_explicit(&writer->io->staging_kept, writer->staging_kept,
-                              memory_order_relaxed);
+    (void)ls_io_count_staging(writer->io, -writer->staging_kept);
     writer->staging_kept = 0;
 }
 
@@ -72,10 +64,8 @@ void ls_writer_shrink(ls_writer *writer) {
 void ls_writer_keep_staging(ls_writer *writer) {
     int64_t more = writer->staging_touched - writer->staging_kept;
     if (LS_LIKELY(more <= 0) || writer->staging == NULL) return;
-    _Atomic int64_t *pool = &writer->io->staging_kept;
-    int64_t before = atomic_fetch_add_explicit(pool, more, memory_order_relaxed);
     writer->staging_kept += more;
-    if (before + more > STAGING_KEPT_MAX) ls_writer_shrink(writer);
+    if (ls_io_count_staging(writer->io, more) > STAGING_KEPT_MAX) ls_writer_shrink(writer);
 }
 
 void ls_writer_reset(ls_writer *writer) {
@@ -98,9 +88,9 @@ static void preallocate(ls_writer *writer, int64_t position, int64_t size, int64
     if (!writer->may_preallocate || end <= writer->preallocated_end) return;
     int64_t ahead = position < LS_PIECE ? 0 : position;
     if (size >= ALLOCATE_BYTES_MIN) ahead = max64(ahead, WRITES_AHEAD * size);
-    ahead = min64(max64(ahead, size + bytes_to_come), writer->config.preallocate_bytes);
+    ahead = ls_min64(max64(ahead, size + bytes_to_come), writer->config.preallocate_bytes);
     ahead = max64(ahead, size); /* The limit is one of what may turn out not to be needed. */
-    int64_t target = min64(position + ahead, max64(writer->config.segment_bytes, end));
+    int64_t target = ls_min64(position + ahead, max64(writer->config.segment_bytes, end));
     int64_t from = max64(position, writer->preallocated_end) / LS_PAGE * LS_PAGE;
     if (target - from < ALLOCATE_BYTES_MIN) return;
     target = page_up(target);
@@ -202,18 +192,18 @@ static int64_t write_entries(ls_writer *writer) {
     struct ls_index_made *made = &writer->made;
     if (made->offset_entries > 0) {
         int64_t position =
-            (writer->pending.offset_entry_count - made->offset_entries) * OFFSET_ENTRY_BYTES;
+            (writer->pending.offset_entry_count - made->offset_entries) * LS_OFFSET_ENTRY_BYTES;
         int64_t result =
             ls_io_write_all(writer->io, writer->segment.index_fd, writer->offset_entries,
-                            made->offset_entries * OFFSET_ENTRY_BYTES, position);
+                            made->offset_entries * LS_OFFSET_ENTRY_BYTES, position);
         if (result < 0) return result;
     }
     if (made->time_entries > 0) {
         int64_t position =
-            (writer->pending.time_entry_count - made->time_entries) * TIME_ENTRY_BYTES;
+            (writer->pending.time_entry_count - made->time_entries) * LS_TIME_ENTRY_BYTES;
         int64_t result =
             ls_io_write_all(writer->io, writer->segment.timeindex_fd, writer->time_entries,
-                            made->time_entries * TIME_ENTRY_BYTES, position);
+                            made->time_entries * LS_TIME_ENTRY_BYTES, position);
         if (result < 0) return result;
     }
     *made = (struct ls_index_made){0};
@@ -258,8 +248,8 @@ int64_t ls_writer_count(ls_writer *writer, const struct ls_batch *batch) {
     struct ls_index_made step;
     int64_t result = ls_index_batches(
         (uintptr_t)batch, 1, &progress->index,
-        (uintptr_t)(writer->offset_entries + made->offset_entries * OFFSET_ENTRY_BYTES), 1,
-        (uintptr_t)(writer->time_entries + made->time_entries * TIME_ENTRY_BYTES), 1, &step);
+        (uintptr_t)(writer->offset_entries + made->offset_entries * LS_OFFSET_ENTRY_BYTES), 1,
+        (uintptr_t)(writer->time_entries + made->time_entries * LS_TIME_ENTRY_BYTES), 1, &step);
     if (result < 0) return LS_E_ROLL; /* An offset beyond the segment's 31 bits. */
     made->offset_entries += step.offset_entries;
     made->time_entries += step.time_entries;
