@@ -281,18 +281,18 @@ class LocalLog:
         active = self.segments.active
         if base_offset <= active.base_offset:
             return self._roll_empty(active, base_offset)
+        was_flushed = active.base_offset < log_end_offset <= recovery_point
+        until = RollStage.MADE
+        if was_flushed or self.config.preallocate:
+            until = RollStage.SEALED
+        elif is_to_append and base_offset == log_end_offset:
+            until = RollStage.ATTACHED
         segment = self._fresh_segment(base_offset)
         try:
-            if active.base_offset < log_end_offset <= recovery_point:
-                self._seal(active, segment, RollStage.SEALED)
+            self._seal(active, segment, until)
+            if was_flushed:
                 with self.poison.if_it_fails():
                     active.flush_indexes()
-            elif self.config.preallocate:
-                self._seal(active, segment, RollStage.SEALED)
-            elif is_to_append and base_offset == log_end_offset:
-                self._seal(active, segment, RollStage.ATTACHED)
-            else:
-                self._seal(active, segment, RollStage.MADE)
             if not segment.has_open_log:
                 self._make(segment)
             self.segments = self.segments.with_segment(segment)
