@@ -60,7 +60,6 @@ BATCHES_RETAINED: Final = 5
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 OFFSET_DIGITS: Final = 20
-DELETED_SUFFIX: Final = ".deleted"
 
 
 class BatchMetadata(NamedTuple):

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from logstore.errors import StorageError
 from logstore.files import REAL_FILES, Files, Path
 from logstore.producer_snapshot import (
-    DELETED_SUFFIX,
     SNAPSHOT_SUFFIX,
     encode_snapshot,
     snapshot_file_name,
     snapshot_offset_of,
 )
+from logstore.segment_files import DELETED_SUFFIX
 
 if TYPE_CHECKING:
     from logstore.producer_snapshot import ProducerStateEntry
