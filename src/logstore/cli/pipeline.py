@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from logstore.cli.counted import counted
+from logstore.cli.json_lines import print_json
 from logstore.cli.stores import settings_of
 
 EXAMPLE = """\
@@ -175,7 +175,7 @@ def _ingest(arguments: argparse.Namespace) -> int:
         partitions=arguments.partitions,
     )
     if arguments.json:
-        print(json.dumps(done._asdict(), separators=(",", ":")))
+        print_json(done._asdict())
     else:
         print(f"{done.topic}: {counted(done.row_count, 'record')} appended")
     return 0
@@ -198,7 +198,7 @@ def _export(arguments: argparse.Namespace) -> int:
     }
     done = (_export_table if is_table else _export_files)(arguments, values)
     if arguments.json:
-        print(json.dumps(done._asdict(), separators=(",", ":")))
+        print_json(done._asdict())
         return 0
     where = arguments.table if is_table else counted(done.file_count, "file")
     print(f"{counted(done.row_count, 'record')} in {where}")
