@@ -91,24 +91,20 @@ def export(
     what = Export(store, topic, checkpoint, value_format, schema, mode, quarantine, max_offsets)
     pipeline_id = what.check("export")
     place = local_path(destination)
-    refused = None if quarantine is None else local_path(quarantine)
-    write = _batch_writer(place, refused, tuple(partition_by), target_file_bytes)
-    batches = what.run(spark, pipeline_id, write)
+    write = _batch_writer(place, tuple(partition_by), target_file_bytes)
+    batches, quarantined = what.run(spark, pipeline_id, write)
     rows, files = written_files(place, batches)
-    quarantined, _ = (0, 0) if refused is None else written_files(refused, batches)
     return Exported(rows + quarantined, quarantined, files)
 
 
 def _batch_writer(
-    path: str, quarantine: str | None, partition_by: tuple[str, ...], target_file_bytes: int
+    path: str, partition_by: tuple[str, ...], target_file_bytes: int
 ) -> Callable[[Batch], None]:
     def write(batch: Batch) -> None:
         file_count = -(-batch.size_bytes // target_file_bytes)
         rows, names = _directories(batch.rows, partition_by)
         rows = rows.repartition(file_count, *names) if names else rows.coalesce(file_count)
         replace_files(rows, names, batch.name, path, -(-batch.row_count // file_count))
-        if quarantine is not None:
-            replace_files(batch.refused.coalesce(1), [], batch.name, quarantine)
 
     return write
 

@@ -34,14 +34,12 @@ class Batch(NamedTuple):
 
     Attributes:
         rows: The columns of the value, ``_partition``, ``_offset``, ``_timestamp``, ``_key``.
-        refused: Rows for the quarantine, None if there is none.
         name: ``<pipeline>-<number>``, 8 hexadecimal digits and a decimal number.
         row_count: Of all, at least 1.
         size_bytes: Of all, about.
     """
 
     rows: Any
-    refused: Any
     name: str
     row_count: int
     size_bytes: int
@@ -94,12 +92,18 @@ class Export(NamedTuple):
             )
         return state.pipeline_id
 
-    def run(self, spark: Any, pipeline_id: str, write: Callable[[Batch], None]) -> set[str]:
+    def run(
+        self, spark: Any, pipeline_id: str, write: Callable[[Batch], None]
+    ) -> tuple[set[str], int]:
         """
-        Hand what has come since the last run to a sink; return the names of the batches.
+        Hand what has come since the last run to a sink, and put what is refused into quarantine.
 
         ``write`` and what it needs is data: Spark Connect sends it to the server.
+
+        Returns:
+            The names of the batches, and how many of their records are in the quarantine.
         """
+        refused = None if self.quarantine is None else local_path(self.quarantine)
         first = _committed_count(local_path(self.checkpoint))
         source = (
             spark.readStream.format("logstore")
@@ -109,7 +113,7 @@ class Export(NamedTuple):
             .load(local_path(self.store))
         )
         query = (
-            source.writeStream.foreachBatch(_writer(pipeline_id, self, write))
+            source.writeStream.foreachBatch(_writer(pipeline_id, self, write, refused))
             .queryName(f"export {self.topic}")
             .option("checkpointLocation", local_path(self.checkpoint))
             .trigger(availableNow=True)
@@ -118,7 +122,9 @@ class Export(NamedTuple):
         query.awaitTermination()
         # Not by the query's progress: Spark forgets all but the last hundred.
         done = range(first, _committed_count(local_path(self.checkpoint)))
-        return {_name(pipeline_id, number) for number in done}
+        batches = {_name(pipeline_id, number) for number in done}
+        quarantined, _ = (0, 0) if refused is None else written_files(refused, batches)
+        return batches, quarantined
 
     def decoded(self, batch: Any) -> tuple[Any, Any]:
         """Return rows of the source as they are written, and those for the quarantine."""
@@ -144,7 +150,7 @@ class Export(NamedTuple):
 
 
 def _writer(
-    pipeline_id: str, export: Export, write: Callable[[Batch], None]
+    pipeline_id: str, export: Export, write: Callable[[Batch], None], quarantine: str | None
 ) -> Callable[[Any, int], None]:
     def write_batch(batch: Any, batch_id: int) -> None:
         functions = import_extra("pyspark.sql.functions")
@@ -158,7 +164,10 @@ def _writer(
                 return
             size_bytes = (sums["bytes"] or 0) + sums["rows"] * RECORD_BYTES
             rows, refused = export.decoded(batch)
-            write(Batch(rows, refused, _name(pipeline_id, batch_id), sums["rows"], size_bytes))
+            name = _name(pipeline_id, batch_id)
+            write(Batch(rows, name, sums["rows"], size_bytes))
+            if quarantine is not None:
+                replace_files(refused.coalesce(1), [], name, quarantine)
         finally:
             batch.unpersist()
 

@@ -13,13 +13,7 @@ from typing import Any, NamedTuple
 
 from logstore.extras import import_extra
 from logstore.spark.formats.value_format import Mode
-from logstore.spark.pipelines.exported_batches import (
-    Batch,
-    Export,
-    ValueFormat,
-    replace_files,
-    written_files,
-)
+from logstore.spark.pipelines.exported_batches import Batch, Export, ValueFormat
 from logstore.spark.pipelines.pipeline_state import local_path
 
 BATCH_TYPE = "_batch VARCHAR(32)"  # Text as such is not comparable in every database.
@@ -92,12 +86,10 @@ def export_jdbc(
     pipeline_id = what.check("table export")
     given = {**(options or {}), "url": url, "dbtable": table}
     types = BATCH_TYPE if column_types is None else f"{BATCH_TYPE}, {column_types}"
-    refused = None if quarantine is None else local_path(quarantine)
     _make_table(spark, what, given, types)
-    batches = what.run(spark, pipeline_id, _batch_writer(given, refused))
+    batches, quarantined = what.run(spark, pipeline_id, _batch_writer(given))
     functions = import_extra("pyspark.sql.functions")
     rows = _table(spark, given).where(functions.col("_batch").isin(sorted(batches))).count()
-    quarantined, _ = (0, 0) if refused is None else written_files(refused, batches)
     return ExportedRows(rows + quarantined, quarantined)
 
 
@@ -109,7 +101,7 @@ def _make_table(spark: Any, what: Export, options: Mapping[str, str], types: str
     _append(rows, {**options, "createTableColumnTypes": types})
 
 
-def _batch_writer(options: dict[str, str], quarantine: str | None) -> Callable[[Batch], None]:
+def _batch_writer(options: dict[str, str]) -> Callable[[Batch], None]:
     is_first = True  # A batch that fails ends its run: only the first may be a repeated one.
 
     def write(batch: Batch) -> None:
@@ -123,8 +115,6 @@ def _batch_writer(options: dict[str, str], quarantine: str | None) -> Callable[[
             )
             is_first = False
         _append(rows, options)
-        if quarantine is not None:
-            replace_files(batch.refused.coalesce(1), [], batch.name, quarantine)
 
     return write
 
