@@ -33,7 +33,7 @@ from logstore._native import (
     gather_section,
     new_gather,
 )
-from logstore.arrow_buffers import KEY_BYTES_MIN, ColumnBuffers, Layout
+from logstore.arrow_buffers import INT32_MAX, KEY_BYTES_MIN, ColumnBuffers, Layout
 from logstore.errors import (
     ClosedError,
     CorruptRecordError,
@@ -164,6 +164,7 @@ class ArrowBatches:
         stop: The offset to end before; it may be read at this isolation.
         isolation: As in :meth:`Log.read`.
         batch_rows: Rows of a record batch at most.
+        batch_bytes: Bytes that a column of a record batch should have at most, up to 2^31 - 1.
         verify_crc: Check the CRC-32C of each batch right before it is decoded.
         truncations: ``log.truncations`` when the range was fixed.
 
@@ -174,6 +175,7 @@ class ArrowBatches:
 
     __slots__ = (
         "__weakref__",
+        "_batch_bytes",
         "_batch_rows",
         "_columns",
         "_error",
@@ -200,17 +202,20 @@ class ArrowBatches:
         *,
         truncations: int,
         batch_rows: int | None = None,
+        batch_bytes: int = BATCH_BYTES,
         verify_crc: bool = True,
     ) -> None:
         assert start >= 0
         assert batch_rows is None or batch_rows > 0
+        assert 0 < batch_bytes <= INT32_MAX
         self._log = log
         self._layout = layout
         self._truncations: Final = truncations
         self._seen = log.truncations  # Before what is held here was read.
         self._batch_rows = BATCH_ROWS if batch_rows is None else min(batch_rows, BATCH_ROWS_MAX)
         self._verify_crc = verify_crc
-        self._key_bytes = KEY_BYTES_MIN
+        self._batch_bytes = batch_bytes
+        self._key_bytes = min(KEY_BYTES_MIN, batch_bytes)
         self._gather = new_gather()
         self._gather.stop_offset = stop
         self._walk: Final = MappedWalk(log, isolation, start, stop, layout)
@@ -335,7 +340,7 @@ class ArrowBatches:
         columns, self._columns = self._columns, None
         if columns is not None and self._gather.rows > 0:
             self._key_bytes = max(KEY_BYTES_MIN, self._gather.keys.size * 5 // 4)
-            self._key_bytes = min(self._key_bytes, BATCH_BYTES)
+            self._key_bytes = min(self._key_bytes, self._batch_bytes)
             return columns.finish()
         if self._records and self._layout is not None:
             records, self._records = self._records, []
@@ -359,10 +364,12 @@ class ArrowBatches:
         rows_max = min(self._batch_rows, self._walk.stop - self._walk.next_offset)
         if layout.has_bytes and record_count > 0 and size_bytes > 0:
             record_count = min(record_count, size_bytes // RECORD_BYTES_MIN)
-            wanted = VIEWED_BATCH_BYTES if layout.has_views else BATCH_BYTES
+            wanted = VIEWED_BATCH_BYTES if layout.has_views else self._batch_bytes
             guess = wanted * record_count * 5 // (size_bytes * 4)
             rows_max = min(rows_max, max(guess, ROWS_MIN))
-        self._columns = ColumnBuffers(layout, self._gather, rows_max, BATCH_BYTES, self._key_bytes)
+        self._columns = ColumnBuffers(
+            layout, self._gather, rows_max, self._batch_bytes, self._key_bytes
+        )
         return True
 
     def _step(self) -> bool:

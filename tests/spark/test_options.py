@@ -36,6 +36,7 @@ def test_defaults():
     assert found.fail_on_data_loss
     assert found.isolation == "read_committed"
     assert found.max_trigger_delay_ms == 15 * 60_000
+    assert (found.batch_bytes, found.batch_rows) == (3 << 20, 32_768)
     assert not found.include_headers
     assert not found.filter_pushdown
 
@@ -131,6 +132,8 @@ def test_what_suits_a_batch_or_a_stream():
 @pytest.mark.parametrize("value", ["a", "1.0", "0", "-1", "", str(2**63)])
 def test_numbers(value):
     """Whole, and at least 1."""
+    for name in ("batchBytes", "batchRows"):
+        refused(f"option {name} is .*a whole number from 1 to 2147483647", **{name: value})
     for name in ("minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger"):
         refused(f"option {name} is .*a whole number from 1 on", **{name: value})
 

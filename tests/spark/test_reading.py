@@ -327,6 +327,21 @@ class TestBatch:
         assert places(read(reader, reader.partitions())) == spread((0, 4000))
         assert len(source(store, maxBytesPerPartition="0").reader(PLACE).partitions()) == 1
 
+    def test_record_batches_have_bounds(self, store):
+        """Rows or bytes, whichever comes first; a record is never cut."""
+        log = store.create_topic("orders", partitions=1)[0]
+        log.extend([bytes(1000)] * 300 + [bytes(9000)])
+
+        def sizes(**options):
+            reader = source(store, **options).reader(schema_of("value"))
+            return [each.num_rows for each in read(reader, reader.partitions())]
+
+        assert sizes() == [301]
+        assert sizes(batchRows="128") == [128, 128, 45]
+        assert sizes(batchBytes="100000") == [100, 100, 100, 1]
+        assert sizes(batchBytes="5000", batchRows="4") == [4] * 75 + [1]
+        assert sizes(batchBytes="1", batchRows="1") == [1] * 301
+
     def test_no_two_large_records_at_a_time(self, store):
         """Spark holds the last batch, and the first, until the next one comes: that has no rows."""
         log = store.create_topic("orders", config={"max.message.bytes": 32 << 20})[0]

@@ -18,8 +18,6 @@ from logstore.extras import import_extra
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.source_columns import Column
 
-# Spark's way is fastest at 1 to 4 MiB; with small records the rows end it.
-BATCH_ROWS: Final = 32_768
 # Of a scan, by the names here; topic and partition are constants.
 SCANNED: Final = {"timestampType": "timestamp_type", "topic": None, "partition": None}
 

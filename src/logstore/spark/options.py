@@ -37,6 +37,8 @@ logger = logging.getLogger("logstore.spark")
 
 SOURCE_OPTIONS: Final = (
     "assign",
+    "batchBytes",
+    "batchRows",
     "columns",
     "endingOffsets",
     "endingOffsetsByTimestamp",
@@ -100,7 +102,11 @@ STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTrigge
 BATCH_ONLY: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 
 INT64_MAX: Final = 2**63 - 1
+INT32_MAX: Final = 2**31 - 1
 MAX_BYTES_PER_PARTITION: Final = 256 << 20
+# Spark is fastest with record batches of 1 to 4 MiB; with small records the rows end one.
+BATCH_BYTES: Final = 3 << 20
+BATCH_ROWS: Final = 32_768
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
 POLL_TIMEOUT_MS: Final = 5_000
 MS_OF_UNIT: Final = {
@@ -152,6 +158,8 @@ class SourceOptions(NamedTuple):
         min_partitions: Tasks to reach, about.
         max_records_per_partition: Offsets of a task at most.
         max_bytes_per_partition: Bytes of a task at most, about; 0: any.
+        batch_bytes: Of a column of a record batch at most, unless one record has more.
+        batch_rows: The same in rows.
         include_headers: The schema has headers.
         columns: The schema's, if they are selected.
         isolation: Whether undecided and aborted transactions are read.
@@ -172,6 +180,8 @@ class SourceOptions(NamedTuple):
     min_partitions: int | None
     max_records_per_partition: int | None
     max_bytes_per_partition: int
+    batch_bytes: int
+    batch_rows: int
     include_headers: bool
     columns: tuple[str, ...] | None
     isolation: IsolationLevel
@@ -261,16 +271,17 @@ class OptionMap:
             raise invalid(name, f"is {value!r}; give true or false")
         return word == "true"
 
-    def number(self, name: str, minimum: int = 1) -> int | None:
+    def number(self, name: str, minimum: int = 1, maximum: int = INT64_MAX) -> int | None:
         """Return an option that is a whole number."""
         value = self._values.get(name)
         if value is None:
             return None
         if (
             not re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value)
-            or not minimum <= int(value) <= INT64_MAX
+            or not minimum <= int(value) <= maximum
         ):
-            raise invalid(name, f"is {value!r}; give a whole number from {minimum} on")
+            bounds = "on" if maximum == INT64_MAX else f"to {maximum}"
+            raise invalid(name, f"is {value!r}; give a whole number from {minimum} {bounds}")
         return int(value)
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
@@ -390,6 +401,8 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         min_partitions=given.number("minPartitions"),
         max_records_per_partition=given.number("maxRecordsPerPartition"),
         max_bytes_per_partition=MAX_BYTES_PER_PARTITION if max_bytes is None else max_bytes,
+        batch_bytes=given.number("batchBytes", maximum=INT32_MAX) or BATCH_BYTES,
+        batch_rows=given.number("batchRows", maximum=INT32_MAX) or BATCH_ROWS,
         include_headers=given.flag("includeHeaders", False),
         columns=_columns(given.text("columns")),
         isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",

@@ -19,7 +19,7 @@ from logstore.errors import LogNotFoundError, LogStoreError, OffsetOutOfRangeErr
 from logstore.files import REAL_FILES
 from logstore.log import Log
 from logstore.opening import open_log
-from logstore.spark.arrow_columns import BATCH_ROWS, SparkColumns
+from logstore.spark.arrow_columns import SparkColumns
 from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.options import SourceOptions
 from logstore.spark.source_columns import Column
@@ -73,7 +73,7 @@ def read_task(task: ReadTask, columns: Sequence[Column], options: SourceOptions)
         columns: What Spark wants.
         options: The source's.
 
-    **Cost**: memory of a few record batches, 3 MiB each, unless a record is larger.
+    **Cost**: memory of a few record batches, of ``batchBytes`` each, unless a record is larger.
 
     Raises:
         SparkSourceError: STORE_NOT_FOUND, STORE_MISMATCH, DATA_LOSS, or what the log raises.
@@ -198,7 +198,8 @@ class TaskRead:
             self._stop,
             self._options.isolation,
             truncations=log.truncations,
-            batch_rows=BATCH_ROWS,
+            batch_rows=self._options.batch_rows,
+            batch_bytes=self._options.batch_bytes,
         )
         for batch in batches:
             is_large = batch.nbytes > LARGE_BYTES
