@@ -20,6 +20,7 @@ from logstore.spark.planning import OffsetRange, split_ranges
 from logstore.spark.reading import DataLoss, read_task
 from logstore.spark.source_columns import Column
 from logstore.spark.source_logs import ReadTask, SourceLogs
+from logstore.spark.worker_process import settle
 
 FROM_EARLIEST = OffsetSpec("startingOffsets", default=EARLIEST)
 TO_LATEST = OffsetSpec("endingOffsets", default=LATEST)
@@ -97,9 +98,9 @@ def read_partition(
     partition: InputPartition, columns: Sequence[Column], options: SourceOptions
 ) -> Iterator[Any]:
     """Return the record batches of a partition of Spark's; where nothing is to read it has none."""
-    if partition.value is None:
-        return iter(())
-    return read_task(partition.value, columns, options)
+    if partition.value is not None:
+        yield from read_task(partition.value, columns, options)
+    settle()
 
 
 class LogStoreBatchReader(DataSourceReader):
@@ -125,6 +126,7 @@ class LogStoreBatchReader(DataSourceReader):
         """Return the tasks."""
         with contextlib.closing(SourceLogs(self.options)) as logs:
             tasks = plan_tasks(logs, self.ranges(logs), self.options)
+        settle()
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSource
 
 from logstore.spark.options import check_names, parse_source_options
 from logstore.spark.source_columns import columns_of, schema_ddl
+from logstore.spark.worker_process import settle
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -50,6 +51,7 @@ class LogStoreDataSource(DataSource):
     def schema(self) -> str:
         """Return what a query reads, unless its user gives a schema."""
         options = parse_source_options(self.options)
+        settle()
         return schema_ddl(options.columns, include_headers=options.include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -77,7 +79,9 @@ class LogStoreDataSource(DataSource):
         from logstore.spark.batch_writer import LogStoreBatchWriter  # noqa: PLC0415
         from logstore.spark.sink_options import parse_sink_options  # noqa: PLC0415
 
-        return LogStoreBatchWriter(parse_sink_options(self.options), schema, overwrite=overwrite)
+        found = LogStoreBatchWriter(parse_sink_options(self.options), schema, overwrite=overwrite)
+        settle()
+        return found
 
     def streamWriter(  # noqa: N802
         self,
@@ -88,4 +92,6 @@ class LogStoreDataSource(DataSource):
         from logstore.spark.sink_options import parse_stream_sink_options  # noqa: PLC0415
         from logstore.spark.stream_writer import LogStoreStreamWriter  # noqa: PLC0415
 
-        return LogStoreStreamWriter(parse_stream_sink_options(self.options), schema)
+        found = LogStoreStreamWriter(parse_stream_sink_options(self.options), schema)
+        settle()
+        return found

@@ -25,6 +25,7 @@ from logstore.sink_commits import JOB_PREFIX
 from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.sink_columns import check_columns
 from logstore.spark.sink_options import SinkOptions
+from logstore.spark.worker_process import settle
 from logstore.staged_batches import BATCH_BYTES, StagedBatchWriter, delete_staged, staged_path
 from logstore.staged_commit import check_store_id, commit_staged, store_id_of
 from logstore.store import LogStore, open_store
@@ -137,6 +138,7 @@ class SinkPlan(NamedTuple):
                 if isinstance(error, LogStoreError):
                     raise named(error) from error
                 raise
+        settle()
         return StagedMessage(task, path, stager.record_count, sink_id, version)
 
     # -- driver ------------------------------------------------------------------------------------
@@ -164,6 +166,7 @@ class SinkPlan(NamedTuple):
             )
         except LogStoreError as error:
             raise named(error) from error
+        settle()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete what the tasks have staged. What was committed stays so."""
