@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from logstore._native import GATHER_SLACK, GATHER_VIEW_BYTES, GatherFull, Record
 from logstore.errors import RecordTooLargeError
 from logstore.extras import import_extra
@@ -358,11 +360,32 @@ class ColumnBuffers:
         if name == "headers" and self._headers is not None:
             return self._headers.array(field.type, rows)
         if name in ("topic", "partition"):
-            constant = getattr(self._layout, name)
-            return pa.repeat(pa.scalar(constant, field.type), rows)
+            return constant_array(pa, field.type, getattr(self._layout, name), rows)
         width = field.type.bit_width // 8
         buffer = _cut(self._fixed[name], width * rows)
         return pa.Array.from_buffers(field.type, rows, [None, buffer], 0)
+
+
+def constant_array(pa: Any, kind: Any, value: str | int, rows: int) -> Any:
+    """
+    Return a column of one value.
+
+    pyarrow's own way, a scalar, imports pandas where there is one: time, and memory.
+
+    Args:
+        pa: The module pyarrow.
+        kind: string or int32.
+        value: What all rows have.
+        rows: How many.
+    """
+    if isinstance(value, int):
+        buffers = [None, pa.py_buffer(np.full(rows, value, np.int32))]
+        return pa.Array.from_buffers(kind, rows, buffers, 0)
+    text = value.encode()
+    assert len(text) * rows <= INT32_MAX
+    ends = np.arange(rows + 1, dtype=np.int32) * len(text)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(text * rows)]
+    return pa.Array.from_buffers(kind, rows, buffers, 0)
 
 
 def _allocate(pa: Any, size_bytes: int) -> Any:

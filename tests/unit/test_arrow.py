@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import random
+import subprocess
 import sys
 import threading
 from datetime import UTC, datetime
@@ -116,6 +117,18 @@ class TestSchema:
         log.append(b"v")
         found = rows(log.scan(columns=["partition", "topic", *ALL[7:]]))
         assert [{"partition": 0, "topic": "log", "timestamp_type": 0, "leader_epoch": 0}] == found
+
+    def test_pandas_is_not_imported(self, tmp_path):
+        """It takes longer than the reading, where pyarrow wants it for a scalar or a list."""
+        with logstore.open(tmp_path / "log-0") as log:
+            log.append(b"v")
+        code = (
+            "import sys, logstore\n"
+            "with logstore.open(sys.argv[1], 'r') as log:\n"
+            f"    assert log.scan(columns={[*ALL[:4], *ALL[5:]]}).to_table().num_rows == 1\n"
+            "assert 'pandas' not in sys.modules\n"
+        )
+        subprocess.run([sys.executable, "-c", code, tmp_path / "log-0"], check=True)
 
     @pytest.mark.parametrize("name", ALL)
     def test_each_column_alone(self, log, name):

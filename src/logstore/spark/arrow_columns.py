@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from logstore.arrow_buffers import Layout
+from logstore.arrow_buffers import Layout, constant_array
 from logstore.checkpoint import TopicPartition
 from logstore.extras import import_extra
 from logstore.spark.errors import SparkSourceError
@@ -103,9 +103,10 @@ class SparkColumns:
     def _constant(self, source: str, kind: Any, rows: int) -> Any:
         found = self._constants.get(source)
         if found is None or len(found) < rows:
-            scalar = self._pa.scalar(getattr(self._topic_partition, source), kind)
+            value = getattr(self._topic_partition, source)
             # Later ones may be a little larger; a task of a few rows needs no more.
-            found = self._constants[source] = self._pa.repeat(scalar, rows + rows // 4)
+            found = constant_array(self._pa, kind, value, rows + rows // 4)
+            self._constants[source] = found
         return found.slice(0, rows)
 
     def _microseconds(self, array: Any, kind: Any) -> Any:
