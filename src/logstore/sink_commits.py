@@ -27,7 +27,6 @@ higher one noted      fails: an older state of the sink has come back
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
@@ -39,6 +38,7 @@ from logstore.cleaner_config import CleanerConfig
 from logstore.coordinator_store import CoordinatorStore
 from logstore.errors import (
     ClosedError,
+    CorruptRecordError,
     InvalidRecordError,
     LogStoreError,
     OfflineError,
@@ -220,17 +220,21 @@ class SinkCommits:
             for path in staged:
                 with self._opened(path) as file:
                     for batch in file.batches:
-                        if batch.topic in counts:
+                        if batch.topic not in counts:
+                            continue
+                        try:
                             transaction.append_batch(batch.place, file.read(batch))
-                            counts[batch.topic] += batch.record_count
+                        except CorruptRecordError as error:
+                            raise file.not_whole() from error
+                        counts[batch.topic] += batch.record_count
             transaction.add_rows(PLACE, self._rows(notes, sink_id, version, new))
             transaction.commit()
         self._clean()
         return SinkCommit(counts, repeated)
 
-    def _opened(self, path: str) -> contextlib.closing[StagedFile]:
+    def _opened(self, path: str) -> StagedFile:
         """Open a staged file: one at a time, as there may be more than a process may have open."""
-        return contextlib.closing(StagedFile(path, files=self._store.files))
+        return StagedFile(path, files=self._store.files)
 
     def _transaction(self) -> Transaction:
         """Begin; whatever an earlier commit has left open or half ended is ended now."""

@@ -8,14 +8,15 @@ changed any more::
 
     record batch, format 2, base offset 0, no producer     one for each row of the index
     ...
-    index: JSON {"version": 1, "batches": [[topic, partition, position, size, records], ...]}
+    index: JSON {"version": 2, "batches": [[topic, partition, position, size, records, crc], ...]}
     trailer: size of the index (4), its CRC-32C (4), "LOGSTAGE" (8)
 
 It is a plain file in the log directory, because a broker looks at directories only, and refuses to
 start with one that has no partition's name.
 
-**Durability**: a file that is finished is on the device. None has to survive a power loss: what was
-not committed is written again by another attempt.
+**Durability**: none. What was not committed is written again by another attempt, so that no file
+has to survive a power loss; one that has survived in part is refused, by the CRCs of trailer, index
+and batches. Decision 0084.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from logstore._native import ENCODING_SLACK, crc32c, encode_batch_into
 from logstore.checkpoint import TopicPartition
 from logstore.errors import LogStoreError, StagedBatchesError, StorageError
 from logstore.files import REAL_FILES, Files, Path
+from logstore.records_builder import ATTRIBUTES_AT, HEADER_UP_TO_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 STAGED_PREFIX: Final = ".logstore-staged-"
 BATCH_BYTES: Final = 1 << 20
-INDEX_VERSION: Final = 1
+INDEX_VERSION: Final = 2
 
 _TRAILER: Final = struct.Struct(">II8s")
 _MAGIC: Final = b"LOGSTAGE"
@@ -102,6 +104,7 @@ class StagedBatch(NamedTuple):
         position: Of its first byte in the file.
         size_bytes: Of the batch.
         record_count: Records in it.
+        crc: Its CRC, as in its header.
     """
 
     topic: str
@@ -109,6 +112,7 @@ class StagedBatch(NamedTuple):
     position: int
     size_bytes: int
     record_count: int
+    crc: int
 
     @property
     def place(self) -> TopicPartition:
@@ -169,19 +173,24 @@ class StagedBatchWriter:
                 batch_bytes=batch_bytes,
             )
             size_bytes = self._files.pwrite(self._fd, data, self._position)
-            self._batches.append(StagedBatch(*place, self._position, size_bytes, count))
+            self._batches.append(
+                StagedBatch(*place, self._position, size_bytes, count, _crc_of(data))
+            )
             self._position += size_bytes
             first += count
 
     def finish(self) -> None:
-        """Write the index; on return the file is on the device, and is whole."""
+        """
+        Write the index; on return the file is whole for whoever opens it.
+
+        Raises:
+            StorageError: It is not: a file system may tell only when a file is closed.
+        """
         index = json.dumps(
             {"version": INDEX_VERSION, "batches": self._batches}, separators=(",", ":")
         ).encode()
         trailer = _TRAILER.pack(len(index), crc32c(index), _MAGIC)
         self._files.pwrite(self._fd, index + trailer, self._position)
-        # Here, so that each task waits for its own, and finds out itself what a device refuses.
-        self._files.fdatasync(self._fd)
         self._close()
 
     def discard(self) -> None:
@@ -244,41 +253,58 @@ class StagedFile:
         size = self._files.size(self._fd)
         end = size - _TRAILER.size
         if end < 0:
-            raise self._not_whole()
+            raise self.not_whole()
         index_size, crc, magic = _TRAILER.unpack(self._files.pread(self._fd, _TRAILER.size, end))
         if magic != _MAGIC or index_size > end:
-            raise self._not_whole()
+            raise self.not_whole()
         index = self._files.pread(self._fd, index_size, end - index_size)
         if crc32c(index) != crc:
-            raise self._not_whole()
+            raise self.not_whole()
         found = json.loads(index)
         if found["version"] != INDEX_VERSION:
-            raise self._not_whole()
+            raise self.not_whole()
         return [StagedBatch(*row) for row in found["batches"]]
 
-    def _not_whole(self) -> StagedBatchesError:
+    def not_whole(self) -> StagedBatchesError:
+        """Return the error that says so."""
         return StagedBatchesError(
             f"the staged records {self.path} are not whole; write them again", path=self.path
         )
 
     def read(self, batch: StagedBatch) -> memoryview:
         """
-        Return the bytes of one batch, writable; whoever appends them verifies their CRC.
+        Return the bytes of one batch, writable; whoever appends them verifies the CRC in it.
 
         **Lifetime**: until the next call, which uses the same memory.
+
+        Raises:
+            StagedBatchesError: This is not what was written.
+            StorageError: It cannot be read.
         """
         if len(self._buffer) < batch.size_bytes:
             self._buffer = bytearray(batch.size_bytes)
         view = memoryview(self._buffer)[: batch.size_bytes]
         if self._files.pread_into(self._fd, view, batch.position) < batch.size_bytes:
-            raise self._not_whole()
+            raise self.not_whole()
+        if _crc_of(view) != batch.crc:
+            raise self.not_whole()
         return view
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             self._files.close(fd)
+
+
+def _crc_of(batch: memoryview) -> int:
+    return int.from_bytes(batch[HEADER_UP_TO_MAGIC:ATTRIBUTES_AT], "big")
 
 
 def delete_staged(paths: Iterable[str], files: Files = REAL_FILES) -> None:

@@ -15,10 +15,10 @@ import shutil
 
 import pytest
 from sampling import IS_NIGHTLY
-from staged_records import staged
+from staged_records import stage, staged
 
 from logstore.clock import ManualClock
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, StagedBatchesError
 from logstore.files import REAL_FILES
 from logstore.scheduler import ManualScheduler
 from logstore.simulated_files import SimulatedFiles
@@ -176,3 +176,26 @@ def test_crash_while_opening(directory, template, operations):
             problem = problem_with(path, acknowledged)
             assert problem is None, f"crashes in operations {crash_at}, {again_at}: {problem}"
             shutil.rmtree(path)
+
+
+def test_staged_files_that_the_power_has_torn(template, directory):
+    """They are not flushed: one of which a part is lost is refused, and leaves nothing."""
+    path = directory / "torn"
+    shutil.copytree(template, path)
+    records = {place: [b"%d" % at + b"x" * 3000 for at in range(4)] for place in PLACES}
+    committed = 0
+    with opened(path, REAL_FILES) as store:
+        for seed in range(200 if IS_NIGHTLY else 40):
+            files = SimulatedFiles(seed)
+            staged_file = stage(path, "torn", seed, records, files=files)
+            files.crash()
+            try:
+                store.commit_staged("torn", seed, [staged_file])
+            except StagedBatchesError:
+                continue
+            committed += 1
+        for place in PLACES:
+            found = [value for value in store[place].read_values() if len(value) > 1000]
+            assert committed * records[place] == found
+        assert [] == list(store.errors)
+    assert 0 < committed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from pathlib import Path
 
 import pytest
 from staged_records import staged
@@ -26,6 +27,7 @@ from logstore.errors import (
 )
 from logstore.scheduler import ManualScheduler
 from logstore.sink_commits import CLEAN_BYTES, ORPHAN_MS, PLACE, SinkCommit, sweep_staged
+from logstore.staged_batches import StagedFile
 from logstore.store import open_log_store
 from logstore.topic_names import SINK_COMMITS_TOPIC
 
@@ -183,6 +185,35 @@ class TestCommit:
         store.alter_topic("u", {"max.message.bytes": None})
         store.commit_staged("q", 0, [path])
         assert ([b"1"], [b"x" * 200]) == (values(store), values(store, "u"))
+
+    @pytest.mark.parametrize("what", ["zeros", "another batch", "its index"])
+    def test_a_file_that_is_not_whole(self, store, what):
+        """It was not flushed, and the power failed: nothing of it is appended."""
+        records = {("t", 0): [b"1" * 5000], ("t", 1): [b"2" * 5000], ("u", 0): [b"3" * 5000]}
+        path = staged(store, "q", 0, records)
+        whole = Path(path).read_bytes()
+        with StagedFile(path) as file:
+            second, third = file.batches[1:]
+        assert second.size_bytes == third.size_bytes
+        damaged = bytearray(whole)
+        if what == "zeros":
+            damaged[second.position + 100 : second.position + 1100] = bytes(1000)
+        elif what == "another batch":
+            damaged[second.position : third.position] = whole[third.position :][: third.size_bytes]
+        else:
+            damaged[third.position + third.size_bytes + 20] ^= 1
+        Path(path).write_bytes(damaged)
+        with pytest.raises(StagedBatchesError, match="not whole"):
+            store.commit_staged("q", 0, [path])
+        assert ([], [], [], {}) == (
+            values(store),
+            values(store, "t", 1),
+            values(store, "u"),
+            versions(store),
+        )
+        Path(path).write_bytes(whole)
+        store.commit_staged("q", 0, [path])
+        assert [b"2" * 5000] == values(store, "t", 1)
 
     def test_arguments(self, store, tmp_path, clock):
         """An empty id, a file that is missing, a store that may not be written."""
