@@ -10,6 +10,7 @@ import os
 import threading
 from typing import Protocol
 
+from logstore._native import WriterPool
 from logstore.checkpoint import TopicPartition
 from logstore.clock import Clock
 from logstore.config import LogConfig
@@ -43,6 +44,11 @@ class Host(Protocol):
     @property
     def live_offsets(self) -> bool | None:
         """As for ``open_log``."""
+        ...
+
+    @property
+    def writer_pool(self) -> WriterPool:
+        """What the writers of its logs share."""
         ...
 
     def config_of(self, topic: str) -> LogConfig:
@@ -178,6 +184,7 @@ class HostedPartition:
             clock=host.clock,
             scheduler=host.scheduler,
             live_offsets=host.live_offsets,
+            writer_pool=host.writer_pool,
         )
         self._state = state
         self._is_new = False

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar, overload
 
+from logstore._native import WriterPool
 from logstore.checkpoint import (
     PARTITION_METADATA,
     PartitionMetadataFile,
@@ -98,6 +99,10 @@ class HostingStore:
         self.files: Final = files
         self.clock: Final = clock
         self.live_offsets: Final = live_offsets
+        self.writer_pool: Final = WriterPool(
+            staging_bytes_max=config.staging_bytes_max,
+            preallocated_bytes_max=config.preallocated_bytes_max,
+        )
         self.configs: Final = TopicConfigs(config.topic_defaults, files)
         self.scheduler: Final = ReportingScheduler(
             ThreadScheduler(clock) if scheduler is None else scheduler,

@@ -15,7 +15,7 @@ from datetime import datetime
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
-from logstore._native import Buffer, Record, Writer
+from logstore._native import PROCESS_POOL, Buffer, Record, Writer, WriterPool
 from logstore.append_origin import AppendOrigin
 from logstore.arrow import Scan
 from logstore.checking import broken_invariants
@@ -96,6 +96,7 @@ class Log(UnifiedLog, Closing):
         high_watermark: HighWatermarkMode = "log_end",
         high_watermark_offset: int = 0,
         checkpoints: Checkpoints | None = None,
+        writer_pool: WriterPool = PROCESS_POOL,
     ) -> Self:
         """
         Load a partition's directory, recovering it after an unclean end; create it if missing.
@@ -115,6 +116,7 @@ class Log(UnifiedLog, Closing):
             high_watermark: ``log_end`` or ``replicas``.
             high_watermark_offset: As checkpointed, for ``replicas``.
             checkpoints: Where offsets are kept between two opens.
+            writer_pool: What its writer shares with others: memory, and room ahead.
 
         Raises:
             InconsistentTopicIdError: The directory belongs to another topic id.
@@ -173,6 +175,7 @@ class Log(UnifiedLog, Closing):
                 own_scheduler=own_scheduler,
                 high_watermark=high_watermark,
                 checkpoints=checkpoints,
+                writer_pool=writer_pool,
             )
             return log._begun(topic_id, high_watermark_offset)
 
@@ -186,6 +189,7 @@ class Log(UnifiedLog, Closing):
         files: Files,
         clock: Clock,
         scheduler: Scheduler,
+        writer_pool: WriterPool = PROCESS_POOL,
         **state: Any,
     ) -> Self:
         """Return a log over loaded segments; their files are closed if there can be none."""
@@ -194,7 +198,7 @@ class Log(UnifiedLog, Closing):
                 path,
                 config,
                 loaded.segments,
-                writer=Writer(files.io, clock_address=clock.address),
+                writer=Writer(files.io, clock_address=clock.address, pool=writer_pool),
                 log_end_offset=loaded.log_end_offset,
                 files=files,
                 clock=clock,

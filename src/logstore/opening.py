@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeAlias
 
+from logstore._native import PROCESS_POOL, WriterPool
 from logstore.clock import SYSTEM_CLOCK, Clock
 from logstore.config import LogConfig
 from logstore.errors import ConfigError, LogExistsError, LogNotFoundError, StorageError
@@ -147,6 +148,7 @@ def load_log(
     clock: Clock = SYSTEM_CLOCK,
     scheduler: Scheduler | None = None,
     live_offsets: bool | None = None,
+    writer_pool: WriterPool = PROCESS_POOL,
 ) -> Log:
     """
     Return the log in a directory that this process may write in, recovered if it has to be.
@@ -161,6 +163,7 @@ def load_log(
         clock: What time it is.
         scheduler: Runs background work; None: a thread of its own.
         live_offsets: As for :func:`open_log`.
+        writer_pool: What its writer shares with others.
     """
     try:
         log = Log.create(
@@ -176,6 +179,7 @@ def load_log(
             high_watermark=high_watermark,
             high_watermark_offset=state.high_watermark,
             checkpoints=state,
+            writer_pool=writer_pool,
         )
     except BaseException:
         state.close(clean=False)

@@ -31,6 +31,8 @@ FLUSH_MS_NEVER: Final = 2**63 - 1
 FLUSH_INDEXES_DELAY_MS: Final = 30_000
 # Of sealed segments: a crash has a recovery read them again, at some GiB a second.
 UNFLUSHED_INDEXES_BYTES_MAX: Final = 1 << 30
+# A log that was not appended to from one look to the next is idle.
+IDLE_CHECK_MS: Final = 60_000
 FLUSHED_TOGETHER: Final = 64  # Segments that the device is given at the same time.
 
 
@@ -45,12 +47,16 @@ class FlushedPartition(Partition):
     _sealed_files: SealedFiles
     _is_flush_due: bool
     _is_index_flush_due: bool
+    _end_at_look: int  # The log end offset when somebody last looked whether the log is idle.
+    _is_given_back: bool  # What an idle log can do without, since then.
 
     def _begin_flushes(self) -> None:
         """Finish what a new object needs."""
         self._sealed_files = SealedFiles(self._files)
         self._is_flush_due = False
         self._is_index_flush_due = False
+        self._end_at_look = -1
+        self._is_given_back = False
         self._local_log.set_file_owner(self)
         self._group_commit = GroupCommit(self._flush_below, self._flusher, self._poison)
 
@@ -59,6 +65,8 @@ class FlushedPartition(Partition):
         flush_ms = self.config.flush_ms
         if flush_ms != FLUSH_MS_NEVER:
             work.append(PeriodicWork("kafka-log-flusher", type(self)._flush_dirty, flush_ms))
+        if self._own_scheduler is not None:  # Else the store looks after all of its logs.
+            work.append(PeriodicWork("idle-log", type(self).give_back_if_idle, IDLE_CHECK_MS))
         return work
 
     def _flush_dirty(self) -> None:
@@ -245,7 +253,36 @@ class FlushedPartition(Partition):
         limit = self._sealed_files.limit(offsets.recovery_point)
         return offsets._replace(recovery_point=limit)
 
-    # -- files that are closed while they are not needed -------------------------------------------
+    # -- what is given back while it is not needed -------------------------------------------------
+
+    def give_back_if_idle(self) -> None:
+        """
+        Give back memory and room ahead if nothing was appended since the last call.
+
+        Never waits for the log, nor for an append: then it is not idle.
+
+        Raises:
+            StorageError: What a failed append has left behind the end could not be cut off.
+
+        Source: DESIGN.md D12.
+        """
+        log_end_offset = self._writer.log_end_offset
+        if log_end_offset != self._end_at_look:
+            self._end_at_look, self._is_given_back = log_end_offset, False
+            return
+        if self._is_given_back or not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._is_closed or self._depth > 0:
+                return
+            if self._writer.try_enter_exclusive():
+                try:
+                    self._writer.trim()
+                    self._is_given_back = True
+                finally:
+                    self._writer.leave_exclusive()
+        finally:
+            self._lock.release()
 
     def start_giving_up(self, segment: LogSegment) -> None:
         """Let the device begin with what :meth:`give_up_files` will wait for."""

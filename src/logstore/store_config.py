@@ -22,7 +22,9 @@ Properties of the store itself (bounds are inclusive; *int* is 32 bits, *long* 6
     offset.metadata.max.bytes                      int    4096           >= 0
     offsets.topic.num.partitions                   int    50             >= 1
     offsets.topic.segment.bytes                    int    104857600      >= 14
+    preallocated.bytes.max                         long   1073741824     >= 0
     replica.high.watermark.checkpoint.interval.ms  long   5000           >= 1
+    staging.bytes.max                              long   67108864       >= 0
     transaction.state.log.num.partitions           int    50             >= 1
     transaction.state.log.segment.bytes            int    104857600      >= 14
     transactional.id.expiration.ms                 int    604800000      >= 1
@@ -30,6 +32,11 @@ Properties of the store itself (bounds are inclusive; *int* is 32 bits, *long* 6
 Every other property is a default for the store's topics, by the broker's name
 (``log.segment.bytes``, ``log.retention.hours``, ``message.max.bytes``) or by the topic's
 (``segment.bytes``, ``retention.ms``, ``max.message.bytes``): see ``config.py``.
+
+``staging.bytes.max`` and ``preallocated.bytes.max`` are ours, bounds of all logs of the store
+together (DESIGN.md D12): of the memory in which appends put records together and that is kept for
+the next ones, and of the room on the devices that is allocated ahead of the writers. Beyond them
+logs work without, and appends of many records are slower.
 
 ``cluster.id`` and ``node.id`` count where a store is made; a directory keeps those that it has.
 
@@ -58,6 +65,10 @@ from logstore.config import (
     _whole,
 )
 from logstore.errors import ConfigError
+
+# Bounds of what logs have together (DESIGN.md D12); also of those of a process that have no store.
+PREALLOCATED_BYTES_MAX: Final = 1 << 30
+STAGING_BYTES_MAX: Final = 64 << 20
 
 # Broker properties that are defaults of a topic's property with another name.
 TOPIC_PROPERTIES: Final = {
@@ -148,7 +159,9 @@ class StoreConfig:
     offset_metadata_max_bytes: int = _setting(4096, _whole(0, INT_MAX))
     offsets_topic_num_partitions: int = _setting(50, _whole(1, INT_MAX))
     offsets_topic_segment_bytes: int = _setting(100 << 20, _whole(14, INT_MAX))
+    preallocated_bytes_max: int = _setting(PREALLOCATED_BYTES_MAX, _whole(0, LONG_MAX))
     replica_high_watermark_checkpoint_interval_ms: int = _setting(5_000, _whole(1, LONG_MAX))
+    staging_bytes_max: int = _setting(STAGING_BYTES_MAX, _whole(0, LONG_MAX))
     topic_defaults: LogConfig = _setting(_DEFAULTS, _topic_defaults)  # noqa: RUF009  As the others.
     transaction_state_log_num_partitions: int = _setting(50, _whole(1, INT_MAX))
     transaction_state_log_segment_bytes: int = _setting(100 << 20, _whole(14, INT_MAX))

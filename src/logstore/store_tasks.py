@@ -8,6 +8,7 @@ kafka-log-retention                         log.retention.check.interval.ms
 kafka-recovery-point-checkpoint             log.flush.offset.checkpoint.interval.ms
 kafka-log-start-offset-checkpoint           log.flush.start.offset.checkpoint.interval.ms
 highwatermark-checkpoint                    replica.high.watermark.checkpoint.interval.ms
+idle-logs                                   minute: memory and room ahead are given back
 kafka-delete-logs                           when a directory is due
 ==========================================  ======================================================
 
@@ -44,6 +45,7 @@ from logstore.errors import (
 )
 from logstore.hosted_partition import Host, HostedPartition
 from logstore.log_directory import LogDirectory
+from logstore.partition_flush import IDLE_CHECK_MS
 from logstore.partition_retention import blocked_retention
 from logstore.scheduler import Task
 from logstore.store_config import StoreConfig
@@ -142,6 +144,7 @@ class StoreTasks:
                 kind.checkpoint_high_watermarks,
                 config.replica_high_watermark_checkpoint_interval_ms,
             ),
+            ("idle-logs", kind.give_back_of_idle_logs, IDLE_CHECK_MS),
         ):
             task = store.scheduler.schedule(
                 name, self._action(work), config.log_initial_task_delay_ms, period_ms
@@ -291,6 +294,21 @@ class StoreTasks:
                     store.take_offline(path, error)
                 else:
                     store.report(error, f"write {', '.join(names)} in {path}")
+
+    # -- idle logs ---------------------------------------------------------------------------------
+
+    def give_back_of_idle_logs(self, store: TendedStore) -> None:
+        """Let logs that nobody appends to give back memory and room ahead: others need them."""
+        for topic_partition, hosted in list(store._hosted.items()):
+            log = hosted.open_log
+            if log is None:
+                continue
+            try:
+                log.give_back_if_idle()
+            except ClosedError:
+                continue  # It was deleted meanwhile.
+            except LogStoreError as error:
+                self._note(store, hosted, error, f"give back room ahead of {topic_partition}")
 
     # -- deletion ----------------------------------------------------------------------------------
 

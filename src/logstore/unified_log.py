@@ -422,6 +422,9 @@ class UnifiedLog(RetainingLog):
                 for segment in self._local_log.segments:
                     with contextlib.suppress(ClosedError, StorageError):
                         segment.close_handlers()
+        if not is_forked:
+            with contextlib.suppress(StorageError):
+                self._writer.trim()  # Who still holds the log keeps no memory by it.
         live, self._live = self._live, None
         if live is not None and not is_forked:
             live.close(closed=is_clean)

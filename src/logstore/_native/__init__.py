@@ -139,6 +139,7 @@ from logstore._native.writer import (
     Writer,
     load_published,
 )
+from logstore._native.writer_pool import PROCESS_POOL, WriterPool
 from logstore._native.writer_results import Appended, RollStage, WriterState
 
 __all__ = [
@@ -173,6 +174,7 @@ __all__ = [
     "LIVE_WAIT_MAX",
     "OFFSET_MAP_ENTRY_BYTES",
     "PREALLOCATE_BYTES",
+    "PROCESS_POOL",
     "READERS_SLOT",
     "ROLLING_BASED_TIMESTAMP_UNKNOWN",
     "SCAN_STOP_END",
@@ -217,6 +219,7 @@ __all__ = [
     "ScannedBatch",
     "TailReader",
     "Writer",
+    "WriterPool",
     "WriterState",
     "address_of",
     "assign_batches",

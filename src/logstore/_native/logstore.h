@@ -93,9 +93,6 @@ ls_io *ls_io_real_new(void);
 ls_io *ls_io_hold(ls_io *io);
 void ls_io_free(ls_io *io);
 
-/* Add to the bytes that its writers keep between appends; the sum. See ls_writer_stage.c. */
-int64_t ls_io_count_staging(ls_io *io, int64_t more);
-
 /* Count operations from now on (tests): one relaxed atomic addition each. Off at first. */
 void ls_io_set_counting(ls_io *io, int32_t counting);
 int64_t ls_io_count(const ls_io *io, int32_t op);
@@ -812,6 +809,7 @@ int64_t ls_gather_section(uintptr_t bytes, int64_t size, const struct ls_section
  * at once, that happens before the next append.
  * A child made by fork gets LS_E_FORKED from everything that writes.
  */
+typedef struct ls_pool ls_pool;
 typedef struct ls_writer ls_writer;
 
 /* A segment to attach, and the state of the attached one. */
@@ -898,8 +896,19 @@ enum ls_append_flag {
     LS_APPEND_IF_FAST = 8         /* of lists: LS_E_REFUSED unless the writer is LS_WRITER_FAST */
 };
 
+/*
+ * Bounds of many writers together (ls_pool.c): of staging memory that they keep between appends, and of
+ * room on the device that is allocated ahead of them. NULL: no memory. A writer holds its pool.
+ */
+ls_pool *ls_pool_new(int64_t staging_bytes_max, int64_t preallocated_bytes_max);
+ls_pool *ls_pool_hold(ls_pool *pool);
+void ls_pool_free(ls_pool *pool);
+int64_t ls_pool_staging_bytes(const ls_pool *pool);
+/* Never less than there is: what a writer has used since it asked for more still counts. */
+int64_t ls_pool_preallocated_bytes(const ls_pool *pool);
+
 /* clock: address of an int64 of milliseconds, 0 for the real time. NULL: no memory. */
-ls_writer *ls_writer_new(ls_io *io, uintptr_t clock);
+ls_writer *ls_writer_new(ls_io *io, ls_pool *pool, uintptr_t clock);
 /* No thread may use it any more. NULL is allowed. */
 void ls_writer_free(ls_writer *writer);
 

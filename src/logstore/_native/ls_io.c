@@ -41,16 +41,11 @@ void ls_io_init(ls_io *io, const struct ls_io_table *table) {
     atomic_init(&io->counting, 0);
     for (int op = 0; op < LS_IO_OP_COUNT; op++)
         atomic_init(&io->counts[op], 0);
-    atomic_init(&io->staging_kept, 0);
 }
 
 ls_io *ls_io_hold(ls_io *io) {
     atomic_fetch_add_explicit(&io->holders, 1, memory_order_relaxed);
     return io;
-}
-
-int64_t ls_io_count_staging(ls_io *io, int64_t more) {
-    return atomic_fetch_add_explicit(&io->staging_kept, more, memory_order_relaxed) + more;
 }
 
 void ls_io_free(ls_io *io) {

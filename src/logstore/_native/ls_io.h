@@ -59,7 +59,6 @@ struct ls_io {
     atomic_int holders;
     atomic_int counting;
     _Atomic int64_t counts[LS_IO_OP_COUNT];
-    _Atomic int64_t staging_kept; /* by its writers between appends: see ls_writer_stage.c */
 };
 
 /* The real operations, for the ios that stand on them. */

@@ -39,8 +39,8 @@ static bool has_steady_ticks(void) {
 #endif
 }
 
-ls_writer *ls_writer_new(ls_io *io, uintptr_t clock) {
-    assert(io != NULL);
+ls_writer *ls_writer_new(ls_io *io, ls_pool *pool, uintptr_t clock) {
+    assert(io != NULL && pool != NULL);
     ls_writer *writer = calloc(1, sizeof *writer);
     if (writer == NULL) return NULL;
     void *region =
@@ -50,6 +50,7 @@ ls_writer *ls_writer_new(ls_io *io, uintptr_t clock) {
         return NULL;
     }
     writer->io = ls_io_hold(io);
+    writer->pool = ls_pool_hold(pool);
     writer->clock = clock;
     writer->region = region;
     writer->has_steady_ticks = has_steady_ticks();
@@ -76,6 +77,8 @@ void ls_writer_free(ls_writer *writer) {
     }
     writer->staged_bytes = 0;
     ls_writer_shrink(writer);
+    ls_writer_forget_room(writer, 0);
+    ls_pool_free(writer->pool);
     munmap(writer->region, REGION_BYTES);
     ls_io_free(writer->io);
     free(writer);
@@ -277,7 +280,7 @@ int64_t ls_writer_attach(ls_writer *writer, const struct ls_segment *segment) {
     }
     writer->segment = *segment;
     writer->committed = progress_of(segment, writer->config.index_interval_bytes);
-    writer->preallocated_end = segment->size_bytes;
+    ls_writer_forget_room(writer, segment->size_bytes);
     writer->may_preallocate = writer->config.preallocate_bytes > 0;
     writer->is_attached = true;
     struct ls_live *live = writer->live;

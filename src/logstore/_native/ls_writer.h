@@ -16,6 +16,7 @@
 #include "ls_encode_inline.h"
 #include "ls_internal.h"
 #include "ls_live.h"
+#include "ls_pool.h"
 
 enum {
     LS_PAGE = 4096,
@@ -96,10 +97,10 @@ struct ls_writer {
     uint8_t *staging; /* page-aligned; byte i belongs to file position i mod 4096 */
     int64_t staging_size;
     int64_t staging_touched; /* bytes of it that have memory, at most */
-    int64_t staging_kept;    /* of these, what the pool of the io has counted */
+    int64_t staging_kept;    /* of these, what the pool has counted */
     int64_t staged_position; /* of the first staged byte in the file */
     int64_t staged_bytes;
-    int64_t preallocated_end;
+    int64_t asked_end;       /* up to here room was asked for: it is there, or was not to be had */
     uint8_t *offset_entries; /* made by `pending`, not written yet */
     uint8_t *time_entries;
     struct ls_index_made made;
@@ -108,6 +109,10 @@ struct ls_writer {
      * call for each is as dear as the record's own; committed has them, what is published has not.
      */
     struct ls_progress held_from; /* what was committed before the first of them */
+
+    int64_t preallocated_end;
+    int64_t room_held; /* behind the last write, when it was made: what the pool has counted */
+    ls_pool *pool;     /* its bounds, and the other writers' */
 
     void *region; /* one mapping: the page that fork wipes, the entries */
 };
@@ -174,6 +179,8 @@ int64_t ls_writer_settle(ls_writer *writer);
 void ls_writer_reset(ls_writer *writer);
 /* Cut back what a failed append has left behind the end. */
 int64_t ls_writer_clean(ls_writer *writer);
+/* Nothing is allocated behind `size_bytes`, where the file ends. */
+void ls_writer_forget_room(ls_writer *writer, int64_t size_bytes);
 /* Free what was allocated ahead. */
 void ls_writer_give_back(ls_writer *writer);
 /* Where the next batch is encoded. */

@@ -123,9 +123,9 @@ static int64_t write_one(ls_writer *writer, const struct one *one) {
     const struct ls_index_state *index = &writer->committed.index;
     int64_t position = writer->committed.size_bytes;
     bool is_entry_due = index->bytes_since_last_index_entry > index->index_interval_bytes;
-    bool is_room_made = position + one->size_bytes <= writer->preallocated_end ||
-                        position < LS_PIECE || !writer->may_preallocate;
-    if (LS_UNLIKELY(!is_room_made)) return write_with_all(writer, one);
+    bool is_room_asked_for = position + one->size_bytes <= writer->asked_end ||
+                             position < LS_PIECE || !writer->may_preallocate;
+    if (LS_UNLIKELY(!is_room_asked_for)) return write_with_all(writer, one);
     if (LS_UNLIKELY(is_entry_due)) {
         bool is_room_held = writer->made.offset_entries < LS_HELD_MAX - 1 &&
                             writer->made.time_entries < LS_HELD_MAX - 1;

@@ -10,8 +10,7 @@
 enum {
     ALLOCATE_BYTES_MIN = 65536, /* less is not worth the call */
     WRITES_AHEAD = 32,
-    RECORD_BYTES_KEPT = 4 << 20, /* room for a record of this size stays in the staging buffer */
-    STAGING_KEPT_MAX = 64 << 20  /* of all writers of one io, between appends */
+    RECORD_BYTES_KEPT = 4 << 20 /* room for a record of this size stays in the staging buffer */
 };
 
 static int64_t max64(int64_t a, int64_t b) {
@@ -52,20 +51,19 @@ void ls_writer_shrink(ls_writer *writer) {
     munmap(writer->staging, (size_t)writer->staging_size);
     writer->staging = NULL;
     writer->staging_size = writer->staging_touched = 0;
-    (void)ls_io_count_staging(writer->io, -writer->staging_kept);
-    writer->staging_kept = 0;
+    (void)ls_share_hold(&writer->pool->staging, &writer->staging_kept, 0);
 }
 
 /*
- * Writers of one io share what they may keep: new pages take an append of 1 MiB a third of its time
- * again, but for each of many logs memory would have no bound. Who finds nothing left in the pool
+ * Writers of one pool share what they may keep: new pages take an append of 1 MiB a third of its time
+ * again, but for each of many logs memory would have no bound. Who finds too little left in the pool
  * gives its buffer back.
  */
 void ls_writer_keep_staging(ls_writer *writer) {
-    int64_t more = writer->staging_touched - writer->staging_kept;
-    if (LS_LIKELY(more <= 0) || writer->staging == NULL) return;
-    writer->staging_kept += more;
-    if (ls_io_count_staging(writer->io, more) > STAGING_KEPT_MAX) ls_writer_shrink(writer);
+    int64_t wanted = writer->staging_touched;
+    if (LS_LIKELY(wanted <= writer->staging_kept) || writer->staging == NULL) return;
+    int64_t kept = ls_share_hold(&writer->pool->staging, &writer->staging_kept, wanted);
+    if (kept < wanted) ls_writer_shrink(writer);
 }
 
 void ls_writer_reset(ls_writer *writer) {
@@ -76,16 +74,29 @@ void ls_writer_reset(ls_writer *writer) {
 }
 
 /* ---- room ahead ------------------------------------------------------------------------------------ */
+static void hold_no_room(ls_writer *writer) {
+    (void)ls_share_hold(&writer->pool->room, &writer->room_held, 0);
+}
+
+void ls_writer_forget_room(ls_writer *writer, int64_t size_bytes) {
+    writer->preallocated_end = writer->asked_end = size_bytes;
+    hold_no_room(writer);
+}
+
 /*
  * Allocate before writing: half again as fast, one extent instead of many, and an fdatasync has
  * less to write besides the bytes. As much as the segment has, from 1 MiB on, or some more writes
  * like this one if it is a large one, or what the append itself is about to write, within the two
  * limits. In few large steps: with more extents than the four that an inode of ext4 holds, each
  * fdatasync has a block more to put into the journal, which takes it a fifth longer.
+ *
+ * What lies behind this write is counted in the pool, and not again until the next call: it shrinks
+ * with each write, so that all writers together never have more than is counted. Who gets less than
+ * it wants asks again a piece later, and until then the file grows as it is written.
  */
 static void preallocate(ls_writer *writer, int64_t position, int64_t size, int64_t bytes_to_come) {
     int64_t end = position + size;
-    if (!writer->may_preallocate || end <= writer->preallocated_end) return;
+    if (!writer->may_preallocate || end <= writer->asked_end) return;
     int64_t ahead = position < LS_PIECE ? 0 : position;
     if (size >= ALLOCATE_BYTES_MIN) ahead = max64(ahead, WRITES_AHEAD * size);
     ahead = ls_min64(max64(ahead, size + bytes_to_come), writer->config.preallocate_bytes);
@@ -94,20 +105,32 @@ static void preallocate(ls_writer *writer, int64_t position, int64_t size, int64
     int64_t from = max64(position, writer->preallocated_end) / LS_PAGE * LS_PAGE;
     if (target - from < ALLOCATE_BYTES_MIN) return;
     target = page_up(target);
+    int64_t ahead_max = ls_share_hold(&writer->pool->room, &writer->room_held, target - end);
+    if (LS_UNLIKELY(ahead_max < target - end)) {
+        target = (end + ahead_max) / LS_PAGE * LS_PAGE;
+        writer->asked_end = end + LS_PIECE;
+        if (ahead_max < ALLOCATE_BYTES_MIN) {
+            hold_no_room(writer);
+            return;
+        }
+    }
     if (ls_io_fallocate(writer->io, writer->segment.log_fd, from, target - from) < 0) {
         writer->may_preallocate =
             false; /* Not supported, or no space: the write itself will tell. */
+        hold_no_room(writer);
     } else {
         writer->preallocated_end = target;
+        writer->asked_end = max64(writer->asked_end, target);
     }
 }
 
 void ls_writer_give_back(ls_writer *writer) {
     int64_t size = writer->committed.size_bytes;
-    if (writer->preallocated_end <= page_up(size)) return;
-    /* Truncating to the same size frees what lies behind it. A failure costs space, no record. */
-    (void)ls_io_ftruncate(writer->io, writer->segment.log_fd, size);
-    writer->preallocated_end = size;
+    if (writer->preallocated_end > page_up(size)) {
+        /* Truncating to the same size frees what lies behind it. A failure costs space, no record. */
+        (void)ls_io_ftruncate(writer->io, writer->segment.log_fd, size);
+    }
+    ls_writer_forget_room(writer, size);
 }
 
 /* ---- writing ----------------------------------------------------------------------------------------- */
@@ -138,7 +161,7 @@ int64_t ls_writer_write_spans(ls_writer *writer, const struct ls_io_span *spans,
         /* Our own room ahead may be what is missing: give it back, and try once more without. */
         writer->may_preallocate = false;
         if (ls_io_ftruncate(writer->io, writer->segment.log_fd, position) < 0) return result;
-        writer->preallocated_end = position;
+        ls_writer_forget_room(writer, position);
         result = write_at(writer, spans, count, position);
     }
     return result < 0 ? result : 0;
@@ -156,7 +179,7 @@ int64_t ls_writer_clean(ls_writer *writer) {
     int64_t result = ls_io_ftruncate(writer->io, writer->segment.log_fd, size);
     if (result < 0) return result;
     writer->is_dirty = false;
-    writer->preallocated_end = size;
+    ls_writer_forget_room(writer, size);
     return 0;
 }
 

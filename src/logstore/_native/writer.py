@@ -22,6 +22,7 @@ from logstore._native.columns import Columns
 from logstore._native.io import check, encode_path
 from logstore._native.kernels import BATCH_DTYPE, Buffer, address_of, size_of, view_of
 from logstore._native.objects import objects
+from logstore._native.writer_pool import PROCESS_POOL, WriterPool
 from logstore._native.writer_results import Appended, Ready, Rolled, WriterState
 from logstore.errors import (
     CorruptRecordError,
@@ -141,15 +142,16 @@ class Writer:
 
     __slots__ = ("_io", "_owner", "address", "handle", "path", "published_address")
 
-    def __init__(self, io: Any, *, clock_address: int = 0) -> None:
+    def __init__(self, io: Any, *, clock_address: int = 0, pool: WriterPool = PROCESS_POOL) -> None:
         """
         Make a writer without a segment.
 
         Args:
             io: The native ``ls_io``: the door that all file calls go through.
             clock_address: Of an int64 of milliseconds; 0 is the real time.
+            pool: What it shares with others.
         """
-        handle = lib.ls_writer_new(io, clock_address)
+        handle = lib.ls_writer_new(io, pool.handle, clock_address)
         self.address = int(ffi.cast("uintptr_t", handle))
         self._owner = _own_writer(self.address)  # MemoryError for a null pointer.
         self._io = io
