@@ -276,10 +276,7 @@ class OptionMap:
         value = self._values.get(name)
         if value is None:
             return None
-        if (
-            not re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value)
-            or not minimum <= int(value) <= maximum
-        ):
+        if not re.fullmatch(r"\s*-?[0-9]{1,19}\s*", value) or not minimum <= int(value) <= maximum:
             bounds = "on" if maximum == INT64_MAX else f"to {maximum}"
             raise invalid(name, f"is {value!r}; give a whole number from {minimum} {bounds}")
         return int(value)
