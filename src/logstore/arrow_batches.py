@@ -41,6 +41,7 @@ from logstore.errors import (
     OffsetOutOfRangeError,
     UnsupportedCompressionTypeError,
 )
+from logstore.large_memory import LARGE_BYTES
 from logstore.readable_log import ReadableLog
 from logstore.record import RecordBatch
 from logstore.records_builder import LOG_OVERHEAD
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logstore.file_records import Batch
+    from logstore.files import FileHandle
+    from logstore.large_memory import LargeMemory
     from logstore.readable_log import Isolation
     from logstore.segment import LogSegment
 
@@ -83,7 +86,7 @@ class ScannableLog(ReadableLog, Protocol):
 class MappedWalk(SegmentWalk):
     """A walk whose bytes C finds by their address: a mapping of a whole segment where it may be."""
 
-    __slots__ = ("_buffer", "_layout", "_mapped", "address")
+    __slots__ = ("_buffer", "_large_memory", "_layout", "_mapped", "address")
 
     def __init__(
         self,
@@ -92,9 +95,11 @@ class MappedWalk(SegmentWalk):
         start: int,
         stop: int,
         layout: Layout | None,
+        large_memory: LargeMemory | None,
     ) -> None:
         super().__init__(log, isolation, start, stop, chunk_bytes=CHUNK_BYTES)
         self._layout = layout
+        self._large_memory = large_memory
         self._mapped: Mapping | None = None  # The current segment.
         self._buffer: Any = None  # An Arrow buffer of the bytes at hand, for views.
         #: Of the first byte of ``view``.
@@ -134,6 +139,11 @@ class MappedWalk(SegmentWalk):
     def _read_chunk(self, size_min: int = 0) -> bool:
         return self._mapped is None and super()._read_chunk(size_min)
 
+    def _memory(self, handle: FileHandle, size_bytes: int) -> memoryview:
+        if self._large_memory is not None and size_bytes > LARGE_BYTES:
+            return self._large_memory.take(size_bytes)
+        return super()._memory(handle, size_bytes)
+
     def _make_room(self, start: int, size: int) -> int:
         layout = self._layout
         if layout is None or not layout.has_views:
@@ -167,6 +177,7 @@ class ArrowBatches:
         batch_bytes: Bytes that a column of a record batch should have at most, up to 2^31 - 1.
         verify_crc: Check the CRC-32C of each batch right before it is decoded.
         truncations: ``log.truncations`` when the range was fixed.
+        large_memory: For records that are very large; None: ordinary memory. Not with views.
 
     Raises:
         CorruptRecordError: At damage, with its path, offset and position.
@@ -181,6 +192,7 @@ class ArrowBatches:
         "_error",
         "_gather",
         "_key_bytes",
+        "_large_memory",
         "_layout",
         "_log",
         "_records",
@@ -204,6 +216,7 @@ class ArrowBatches:
         batch_rows: int | None = None,
         batch_bytes: int = BATCH_BYTES,
         verify_crc: bool = True,
+        large_memory: LargeMemory | None = None,
     ) -> None:
         assert start >= 0
         assert batch_rows is None or batch_rows > 0
@@ -218,7 +231,8 @@ class ArrowBatches:
         self._key_bytes = min(KEY_BYTES_MIN, batch_bytes)
         self._gather = new_gather()
         self._gather.stop_offset = stop
-        self._walk: Final = MappedWalk(log, isolation, start, stop, layout)
+        self._large_memory = large_memory
+        self._walk: Final = MappedWalk(log, isolation, start, stop, layout, large_memory)
         self._columns: ColumnBuffers | None = None  # Of the record batch that is being made.
         self._records: list[Record] = []  # The same, of magic 0 and 1.
         self._error: BaseException | None = None  # To raise once what is before it was taken.
@@ -368,7 +382,12 @@ class ArrowBatches:
             guess = wanted * record_count * 5 // (size_bytes * 4)
             rows_max = min(rows_max, max(guess, ROWS_MIN))
         self._columns = ColumnBuffers(
-            layout, self._gather, rows_max, self._batch_bytes, self._key_bytes
+            layout,
+            self._gather,
+            rows_max,
+            self._batch_bytes,
+            self._key_bytes,
+            self._large_memory,
         )
         return True
 
@@ -485,7 +504,7 @@ class ArrowBatches:
     # -- compressed batches ------------------------------------------------------------------------
 
     def _open_section(self, batch: RecordBatch) -> None:
-        data = batch.section(bytes_max=self._log.decompressed_bytes_max)
+        data = batch.section(self._log.decompressed_bytes_max, self._large_memory)
         layout = self._layout
         self._section = data if layout is None else layout.pa.py_buffer(data)
         self._section_batch = batch

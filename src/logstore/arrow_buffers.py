@@ -27,6 +27,7 @@ import numpy as np
 from logstore._native import GATHER_SLACK, GATHER_VIEW_BYTES, GatherFull, Record
 from logstore.errors import RecordTooLargeError
 from logstore.extras import import_extra
+from logstore.large_memory import LARGE_BYTES, LargeMemory
 
 DEFAULT_COLUMNS: Final = ("offset", "timestamp", "key", "value", "headers")
 COLUMNS: Final = (*DEFAULT_COLUMNS, "topic", "partition", "timestamp_type", "leader_epoch")
@@ -153,12 +154,20 @@ def _field(pa: Any, name: str, *, views: bool) -> Any:
 class _Bytes:
     """The buffers of one ``struct ls_gather_bytes``."""
 
-    __slots__ = ("_pa", "data", "offsets", "struct", "validity")
+    __slots__ = ("_large_memory", "_pa", "data", "offsets", "struct", "validity")
 
     def __init__(
-        self, pa: Any, struct: Any, rows_max: int, bytes_max: int, *, has_views: bool = False
+        self,
+        pa: Any,
+        struct: Any,
+        rows_max: int,
+        bytes_max: int,
+        large_memory: LargeMemory | None,
+        *,
+        has_views: bool = False,
     ) -> None:
         self._pa = pa
+        self._large_memory = large_memory
         self.struct = struct
         self.validity = _allocate(pa, -(-rows_max // 8))
         width = GATHER_VIEW_BYTES * rows_max if has_views else 4 * (rows_max + 1)
@@ -177,7 +186,13 @@ class _Bytes:
     def grow(self, bytes_max: int, rows_max: int | None = None) -> None:
         """Make room, and keep what is there."""
         assert self.data is not None
-        self.data.resize(bytes_max + GATHER_SLACK)
+        room = bytes_max + GATHER_SLACK
+        if self._large_memory is not None and room > LARGE_BYTES:
+            view = self._large_memory.take(room)
+            view[: self.struct.size] = memoryview(self.data).cast("B")[: self.struct.size]
+            self.data = self._pa.py_buffer(view)
+        else:
+            self.data.resize(room)
         if rows_max is not None:
             self.validity.resize(-(-rows_max // 8))
             self.offsets.resize(4 * (rows_max + 1))
@@ -201,12 +216,14 @@ class _Headers:
 
     __slots__ = ("_names", "_offsets", "_pa", "_struct", "_values")
 
-    def __init__(self, pa: Any, struct: Any, rows_max: int) -> None:
+    def __init__(
+        self, pa: Any, struct: Any, rows_max: int, large_memory: LargeMemory | None
+    ) -> None:
         self._pa = pa
         self._struct = struct
         self._offsets = _allocate(pa, 4 * (rows_max + 1))
-        self._names = _Bytes(pa, struct.names, HEADERS_MIN, HEADER_BYTES_MIN)
-        self._values = _Bytes(pa, struct.values, HEADERS_MIN, HEADER_BYTES_MIN)
+        self._names = _Bytes(pa, struct.names, HEADERS_MIN, HEADER_BYTES_MIN, large_memory)
+        self._values = _Bytes(pa, struct.values, HEADERS_MIN, HEADER_BYTES_MIN, large_memory)
         struct.offsets = self._offsets.address
         struct.count = 0
         struct.count_max = HEADERS_MIN
@@ -238,7 +255,7 @@ class _Headers:
             names = self._names.array(pa.string(), count)
             values = self._values.array(pa.binary(), count)
         else:
-            names, values = pa.array([], pa.string()), pa.array([], pa.binary())
+            names, values = pa.nulls(0, pa.string()), pa.nulls(0, pa.binary())
         items = pa.Array.from_buffers(item, count, [None], 0, children=[names, values])
         offsets = _cut(self._offsets, 4 * (rows + 1))
         return pa.Array.from_buffers(kind, rows, [None, offsets], 0, children=[items])
@@ -255,6 +272,7 @@ class ColumnBuffers:
         bytes_max: Bytes that a column should have at most. A record that is larger gets a record
             batch of its own.
         key_bytes: Bytes of keys to make room for at first.
+        large_memory: For records that are very large; None: ordinary memory.
     """
 
     __slots__ = (
@@ -270,7 +288,13 @@ class ColumnBuffers:
     )
 
     def __init__(
-        self, layout: Layout, gather: Any, rows_max: int, bytes_max: int, key_bytes: int
+        self,
+        layout: Layout,
+        gather: Any,
+        rows_max: int,
+        bytes_max: int,
+        key_bytes: int,
+        large_memory: LargeMemory | None = None,
     ) -> None:
         assert rows_max > 0
         assert 0 < key_bytes <= bytes_max <= INT32_MAX
@@ -290,11 +314,15 @@ class ColumnBuffers:
         gather.leader_epochs = self._fix("leader_epoch", 4 * rows_max)
         self._keys = self._values = self._headers = None
         if "key" in names:
-            self._keys = _Bytes(pa, gather.keys, rows_max, key_bytes, has_views=has_views)
+            self._keys = _Bytes(
+                pa, gather.keys, rows_max, key_bytes, large_memory, has_views=has_views
+            )
         if "value" in names:
-            self._values = _Bytes(pa, gather.values, rows_max, bytes_max, has_views=has_views)
+            self._values = _Bytes(
+                pa, gather.values, rows_max, bytes_max, large_memory, has_views=has_views
+            )
         if "headers" in names:
-            self._headers = _Headers(pa, gather.headers, rows_max)
+            self._headers = _Headers(pa, gather.headers, rows_max, large_memory)
 
     def _fix(self, name: str, size_bytes: int) -> int:
         if name not in self._layout.names:
@@ -396,6 +424,8 @@ def _cut(buffer: Any, size_bytes: int) -> Any:
     """Return the buffer with what is in it; give back what was much too much."""
     room = buffer.size
     assert size_bytes <= room
+    if not hasattr(buffer, "resize"):
+        return buffer.slice(0, size_bytes)  # Of large memory, which is no RAM.
     if size_bytes < room:
         # In place if more than half of it stays; below, the copy is small beside the decoding.
         buffer.resize(size_bytes, shrink_to_fit=4 * size_bytes < 3 * room)

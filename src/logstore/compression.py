@@ -37,6 +37,7 @@ import numpy as np
 
 from logstore._native import Buffer, view_of
 from logstore.errors import CorruptRecordError, UnsupportedCompressionTypeError
+from logstore.large_memory import LARGE_BYTES, LargeMemory
 
 # What a batch may decompress to unless the caller says otherwise: the default of the setting
 # decompressed.bytes.max. Kafka has no bound and runs out of memory instead.
@@ -137,7 +138,8 @@ def decompress(
     *,
     magic: int = 2,
     bytes_max: int = DECOMPRESSED_BYTES_MAX,
-) -> bytes:
+    large_memory: LargeMemory | None = None,
+) -> bytes | memoryview:
     """
     Return what was compressed, at most ``bytes_max`` bytes.
 
@@ -146,6 +148,7 @@ def decompress(
         data: The stored form.
         magic: Of the batch: LZ4 frames in magic 0 carry a wrong header checksum, by convention.
         bytes_max: Bound of the result.
+        large_memory: For a result that is very large, a view then; None: ordinary memory.
 
     Raises:
         CorruptRecordError: The data is damaged, or decompresses to more than ``bytes_max`` bytes.
@@ -157,9 +160,9 @@ def decompress(
         _check_bound(codec, len(view), bytes_max)
         return view.tobytes()
     if codec is CompressionType.LZ4:
-        result = _decompress_lz4(view, bytes_max, check_header=magic > 0)
+        result = _decompress_lz4(view, bytes_max, large_memory, check_header=magic > 0)
     else:
-        result = _DECOMPRESS[codec](view, bytes_max)
+        result = _DECOMPRESS[codec](view, bytes_max, large_memory)
 
     assert len(result) <= bytes_max
     return result
@@ -208,6 +211,7 @@ _GZIP_RESERVED_FLAGS: Final = 0xE0
 _GZIP_TRAILER: Final = struct.Struct("<II")  # CRC-32 and size modulo 2^32.
 _RAW_DEFLATE: Final = -15  # zlib's wbits: no header, 32 KiB window.
 _GZIP_MEMBER: Final = 31
+_GZIP_PIECE_BYTES: Final = 16 << 10  # Which is 16 MiB at most: zlib makes 1032 bytes of one.
 
 
 def _compress_gzip(data: memoryview, level: int) -> bytes:
@@ -216,16 +220,16 @@ def _compress_gzip(data: memoryview, level: int) -> bytes:
     return b"".join((_GZIP_HEADER, encoder.compress(data), encoder.flush(), trailer))
 
 
-def _decompress_gzip(data: memoryview, bytes_max: int) -> bytes:
+def _decompress_gzip(
+    data: memoryview, bytes_max: int, large_memory: LargeMemory | None
+) -> bytes | memoryview:
+    if large_memory is not None and int.from_bytes(data[-4:], "little") > LARGE_BYTES:
+        return _decompress_large_gzip(data, bytes_max, large_memory)
     members: list[bytes] = []
     size_bytes = 0
     rest: memoryview | bytes = data
     while True:
-        if len(rest) > _GZIP_FLAGS_AT and rest[_GZIP_FLAGS_AT] & _GZIP_RESERVED_FLAGS:
-            # RFC 1952 says to refuse them; java.util.zip, which Kafka uses, does not look.
-            unreserved = bytearray(rest)
-            unreserved[_GZIP_FLAGS_AT] &= ~_GZIP_RESERVED_FLAGS
-            rest = bytes(unreserved)
+        rest = _without_reserved_flags(rest)
         decoder = zlib.decompressobj(_GZIP_MEMBER)
         try:
             # One byte beyond what is left of the bound shows that it is passed.
@@ -242,6 +246,54 @@ def _decompress_gzip(data: memoryview, bytes_max: int) -> bytes:
         # Like java.util.zip.GZIPInputStream: what does not start a member is not looked at.
         if not rest.startswith(_GZIP_HEADER[:3]):
             return members[0] if len(members) == 1 else b"".join(members)
+
+
+def _without_reserved_flags(data: memoryview | bytes) -> memoryview | bytes:
+    """Return a member as zlib takes it."""
+    if len(data) <= _GZIP_FLAGS_AT or not data[_GZIP_FLAGS_AT] & _GZIP_RESERVED_FLAGS:
+        return data
+    # RFC 1952 says to refuse them; java.util.zip, which Kafka uses, does not look.
+    unreserved = bytearray(data)
+    unreserved[_GZIP_FLAGS_AT] &= ~_GZIP_RESERVED_FLAGS
+    return bytes(unreserved)
+
+
+def _decompress_large_gzip(
+    data: memoryview, bytes_max: int, large_memory: LargeMemory
+) -> memoryview:
+    """Do the same piece by piece: zlib has no way to write into memory that is given."""
+    # What the end says of the last member, as a rule of the only one: a guess, to begin with.
+    room = min(int.from_bytes(data[-4:], "little"), bytes_max)
+    out = large_memory.take(max(room, LARGE_BYTES))
+    filled = 0
+    decoder: Any = None  # Of the member at hand.
+    rest, position = b"", 0
+    while True:
+        if len(rest) < len(_GZIP_HEADER):
+            rest += bytes(data[position : position + _GZIP_PIECE_BYTES])
+            position += _GZIP_PIECE_BYTES
+        if decoder is None:
+            if filled and not rest.startswith(_GZIP_HEADER[:3]):
+                return out[:filled]
+            rest = bytes(_without_reserved_flags(rest))
+            decoder = zlib.decompressobj(_GZIP_MEMBER)
+        if not rest:
+            raise _damaged(CompressionType.GZIP, "a member ends early")
+        try:
+            part = decoder.decompress(rest, bytes_max - filled + 1)
+        except zlib.error as error:
+            raise _damaged(CompressionType.GZIP, error) from None
+        if filled + len(part) > bytes_max:
+            raise _too_large(CompressionType.GZIP, None, bytes_max)
+        if filled + len(part) > len(out):
+            larger = large_memory.take(min(2 * (filled + len(part)), bytes_max))
+            larger[:filled] = out[:filled]
+            out = larger
+        out[filled : filled + len(part)] = part
+        filled += len(part)
+        rest = decoder.unused_data
+        if decoder.eof:
+            decoder = None
 
 
 # ---- snappy --------------------------------------------------------------------------------------
@@ -263,7 +315,9 @@ def _compress_snappy(data: memoryview, _level: int) -> bytes:
     return b"".join(parts)
 
 
-def _decompress_snappy(data: memoryview, bytes_max: int) -> bytes:
+def _decompress_snappy(
+    data: memoryview, bytes_max: int, large_memory: LargeMemory | None
+) -> bytes | memoryview:
     blocks: list[tuple[memoryview, int]] = []  # Raw block, size that it declares.
     if len(data) >= _XERIAL_HEADER.size and data[:8].tobytes() == _XERIAL_MAGIC:
         size_bytes = _walk_xerial(data, bytes_max, blocks)
@@ -272,7 +326,7 @@ def _decompress_snappy(data: memoryview, bytes_max: int) -> bytes:
         blocks.append((data, size_bytes))
     _check_bound(CompressionType.SNAPPY, size_bytes, bytes_max)
 
-    out: Any = np.empty(size_bytes, np.uint8)
+    out = _room(size_bytes, large_memory)
     start = 0
     for block, block_bytes in blocks:
         try:
@@ -282,7 +336,7 @@ def _decompress_snappy(data: memoryview, bytes_max: int) -> bytes:
         if written != block_bytes:
             raise _damaged(CompressionType.SNAPPY, "a block is shorter than it declares")
         start += block_bytes
-    return bytes(out.data)
+    return _result(out, size_bytes, large_memory)
 
 
 def _walk_xerial(data: memoryview, bytes_max: int, blocks: list[tuple[memoryview, int]]) -> int:
@@ -389,20 +443,26 @@ def _compress_lz4_high(data: memoryview, level: int) -> list[memoryview]:
     return blocks
 
 
-def _decompress_lz4(data: memoryview, bytes_max: int, *, check_header: bool) -> bytes:
+def _decompress_lz4(
+    data: memoryview, bytes_max: int, large_memory: LargeMemory | None, *, check_header: bool
+) -> bytes | memoryview:
     flags, block_bytes_max, start = _read_lz4_header(data, check_header=check_header)
     checksum_bytes = 4 if flags & _LZ4_FLG_BLOCK_CHECKSUM else 0
     end, bound = _walk_lz4_blocks(data, start, block_bytes_max, checksum_bytes)
     # What a block decompresses to shows only when it is done, so the buffer is as large as the
     # blocks can get (pages that stay untouched cost nothing), and never larger than allowed.
-    out: Any = np.empty(min(bound, bytes_max), np.uint8)
+    out = _room(min(bound, bytes_max), large_memory)
 
     # The package gets a frame with the header that Kafka would write: it would verify a content
     # checksum, which Kafka does not. (Its functions for bare blocks guess at a size prefix.)
     descriptor = bytes((flags & ~_LZ4_FLG_NOT_VERIFIED, data[5]))
     checksum = _lz4_header_checksum(descriptor)
-    frame = b"".join((_LZ4_MAGIC, descriptor, checksum, data[start:end], _LZ4_END))
-    return _decompress_into(CompressionType.LZ4, cramjam.lz4.decompress_into, frame, out, bytes_max)
+    header = b"".join((_LZ4_MAGIC, descriptor, checksum))
+    frame = _room(len(header) + end - start + len(_LZ4_END), large_memory)
+    for at, part in ((0, header), (len(header), data[start:end]), (-len(_LZ4_END), _LZ4_END)):
+        frame[at : at + len(part) or None] = np.frombuffer(part, np.uint8)
+    decode = cramjam.lz4.decompress_into
+    return _decompress_into(CompressionType.LZ4, decode, frame, out, bytes_max, large_memory)
 
 
 def _read_lz4_header(data: memoryview, *, check_header: bool) -> tuple[int, int, int]:
@@ -488,7 +548,9 @@ def _compress_zstd(data: memoryview, level: int) -> bytes:
     return bytes(cramjam.zstd.compress(data, level))
 
 
-def _decompress_zstd(data: memoryview, bytes_max: int) -> bytes:
+def _decompress_zstd(
+    data: memoryview, bytes_max: int, large_memory: LargeMemory | None
+) -> bytes | memoryview:
     bound = 0
     position = 0
     while position < len(data):
@@ -496,10 +558,9 @@ def _decompress_zstd(data: memoryview, bytes_max: int) -> bytes:
         bound += frame_bound
     if position == 0:
         return b""  # As Kafka's reader: no frame at all is an end between two frames.
-    out: Any = np.empty(min(bound, bytes_max), np.uint8)
-    return _decompress_into(
-        CompressionType.ZSTD, cramjam.zstd.decompress_into, data, out, bytes_max
-    )
+    out = _room(min(bound, bytes_max), large_memory)
+    decode = cramjam.zstd.decompress_into
+    return _decompress_into(CompressionType.ZSTD, decode, data, out, bytes_max, large_memory)
 
 
 def _walk_zstd_frame(data: memoryview, position: int, bytes_max: int) -> tuple[int, int]:
@@ -549,17 +610,31 @@ def _zstd_field(data: memoryview, position: int, size: int) -> int:
 def _decompress_into(
     codec: CompressionType,
     decode: Callable[[Any, Any], int],
-    data: Buffer,
+    data: Any,
     out: Any,
     bytes_max: int,
-) -> bytes:
+    large_memory: LargeMemory | None,
+) -> bytes | memoryview:
     try:
         written = decode(data, out)
     except cramjam.DecompressionError as error:
         if "write whole buffer" in str(error) and len(out) == bytes_max:
             raise _too_large(codec, None, bytes_max) from None
         raise _damaged(codec, error) from None
-    return bytes(out.data[:written])
+    return _result(out, written, large_memory)
+
+
+def _room(size_bytes: int, large_memory: LargeMemory | None) -> Any:
+    """Return an array of bytes to write into."""
+    if large_memory is None or size_bytes <= LARGE_BYTES:
+        return np.empty(size_bytes, np.uint8)
+    return np.frombuffer(large_memory.take(size_bytes), np.uint8)
+
+
+def _result(out: Any, size_bytes: int, large_memory: LargeMemory | None) -> bytes | memoryview:
+    """Return what is in an array; without a copy if it is large."""
+    filled = out.data[:size_bytes]
+    return bytes(filled) if large_memory is None or len(out) <= LARGE_BYTES else filled
 
 
 _COMPRESS: Final[dict[CompressionType, Callable[[memoryview, int], bytes]]] = {
@@ -568,7 +643,9 @@ _COMPRESS: Final[dict[CompressionType, Callable[[memoryview, int], bytes]]] = {
     CompressionType.LZ4: _compress_lz4,
     CompressionType.ZSTD: _compress_zstd,
 }
-_DECOMPRESS: Final[dict[CompressionType, Callable[[memoryview, int], bytes]]] = {
+_DECOMPRESS: Final[
+    dict[CompressionType, Callable[[memoryview, int, LargeMemory | None], bytes | memoryview]]
+] = {
     CompressionType.GZIP: _decompress_gzip,
     CompressionType.SNAPPY: _decompress_snappy,
     CompressionType.ZSTD: _decompress_zstd,

@@ -294,7 +294,7 @@ class LegacyEntry:
         )
 
 
-def _parse_entries(data: bytes) -> list[LegacyMessage]:
+def _parse_entries(data: bytes | memoryview) -> list[LegacyMessage]:
     """Return the messages of a wrapper; one that is cut off at the end does not count."""
     view = memoryview(data)
     messages = []

@@ -57,6 +57,7 @@ from logstore.errors import (
     InvalidRecordError,
     UnsupportedCompressionTypeError,
 )
+from logstore.large_memory import LargeMemory
 from logstore.legacy import LegacyEntry
 from logstore.records_builder import (
     ATTRIBUTES_AT,
@@ -301,9 +302,15 @@ class RecordBatch:
             message = f"the batch at offset {self.base_offset} has a wrong CRC-32C; run verify"
             raise CorruptRecordError(message, offset=self.base_offset, position=self.position)
 
-    def section(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> bytes | memoryview:
+    def section(
+        self, bytes_max: int = DECOMPRESSED_BYTES_MAX, large_memory: LargeMemory | None = None
+    ) -> bytes | memoryview:
         """
         Return the records section: a view of the buffer, or decompressed.
+
+        Args:
+            bytes_max: Bound of what is decompressed.
+            large_memory: For a section that is very large; None: ordinary memory.
 
         Raises:
             CorruptRecordError: The compressed data is damaged or too large.
@@ -313,7 +320,7 @@ class RecordBatch:
         codec = self.compression_type
         if codec is CompressionType.NONE:
             return stored
-        return decompress(codec, stored, bytes_max=bytes_max)
+        return decompress(codec, stored, bytes_max=bytes_max, large_memory=large_memory)
 
     def records(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> list[Record]:
         """

@@ -254,10 +254,15 @@ class SegmentWalk:
         """
         skew = start % PAGE_BYTES
         if len(self.view) < skew + size:
-            assert self.handle is not None
+            handle = self.handle
+            assert handle is not None
             capacity = -(-(skew + max(size, self._chunk_bytes)) // PAGE_BYTES) * PAGE_BYTES
-            self.view = self.handle.files.page_aligned_buffer(capacity)
+            self.view = self._memory(handle, capacity)
         return skew
+
+    def _memory(self, handle: FileHandle, size_bytes: int) -> memoryview:
+        """Return page-aligned memory."""
+        return handle.files.page_aligned_buffer(size_bytes)
 
     def _read_chunk(self, size_min: int = 0) -> bool:
         """Read the bytes from the next batch on; False: the segment ends there."""

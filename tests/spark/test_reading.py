@@ -7,6 +7,8 @@ import json
 import os
 import pickle
 import random
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -154,6 +156,33 @@ def stream(orders):
     yield make
     for each in made:
         each.reader.stop()
+
+
+# A task that gets little more memory once it has read something.
+FRUGAL_TASK = """
+import json, resource, sys
+from pyspark.sql import types
+from logstore.spark.data_source import LogStoreDataSource
+
+HEADER = types.StructType().add("key", "string").add("value", "binary")
+SCHEMA = types.StructType().add("value", "binary").add("headers", types.ArrayType(HEADER))
+SCHEMA = SCHEMA.add("topic", "string", False).add("partition", "integer", False)
+SCHEMA = SCHEMA.add("timestamp", "timestamp", False)
+for topic in ("uncompressed", "zstd"):
+    source = LogStoreDataSource({"path": sys.argv[1], "subscribe": topic})
+    reader = source.reader(SCHEMA)
+    (task,) = reader.partitions()
+    batches = reader.read(task)
+    assert next(batches).num_rows == 1
+    for line in open("/proc/self/status"):
+        if line.startswith("VmData:"):
+            now = int(line.split()[1]) << 10
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + (24 << 20), before[1]))
+    sizes = [len(batch.column(0).buffers()[2]) for batch in batches if batch.num_rows]
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+    print(json.dumps([topic, "pandas" in sys.modules, *sizes]))
+"""
 
 
 class TestColumns:
@@ -350,6 +379,25 @@ class TestBatch:
         reader = source(store).reader(schema_of("value"))
         batches = read(reader, reader.partitions())
         assert [0, 1, 0, 1, 0, 2] == [each.num_rows for each in batches]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+    def test_a_record_may_be_larger_than_a_tasks_memory(self, store, tmp_path):
+        """What is larger than 16 MiB is held in files; and pandas, which is large, is left out."""
+        value = os.urandom(2 << 20) + bytes(38 << 20)
+        for codec in ("uncompressed", "zstd"):
+            config = {"max.message.bytes": 1 << 30, "compression.type": codec}
+            log = store.create_topic(codec, config=config)[0]
+            log.append(b"small")
+            log.append(value, headers=[("h", value[: 20 << 20])])
+        done = subprocess.run(
+            [sys.executable, "-c", FRUGAL_TASK, store.paths[0]],
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        sizes = [["uncompressed", False, len(value)], ["zstd", False, len(value)]]
+        assert sizes == [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
     def test_min_partitions(self, orders):
         reader = source(orders, minPartitions="6").reader(PLACE)

@@ -71,7 +71,7 @@ class SparkColumns:
     @property
     def empty(self) -> Any:
         """A record batch without rows."""
-        arrays = [self._pa.array([], kind) for kind in self._types]
+        arrays = [self._pa.nulls(0, kind) for kind in self._types]
         return self._pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def convert(self, batch: Any) -> Any:

@@ -17,6 +17,7 @@ from logstore.arrow_batches import ArrowBatches
 from logstore.clock import SYSTEM_CLOCK
 from logstore.errors import LogNotFoundError, LogStoreError, OffsetOutOfRangeError
 from logstore.files import REAL_FILES
+from logstore.large_memory import LARGE_BYTES, LargeMemory
 from logstore.log import Log
 from logstore.opening import open_log
 from logstore.spark.arrow_columns import SparkColumns
@@ -28,7 +29,6 @@ from logstore.spark.source_logs import ReadTask, store_id_of
 logger = logging.getLogger("logstore.spark")
 
 POLL_SECONDS: Final = 0.01
-LARGE_BYTES: Final = 16 << 20
 
 
 class DataLoss:
@@ -73,7 +73,8 @@ def read_task(task: ReadTask, columns: Sequence[Column], options: SourceOptions)
         columns: What Spark wants.
         options: The source's.
 
-    **Cost**: memory of a few record batches, of ``batchBytes`` each, unless a record is larger.
+    **Cost**: memory of a few record batches, of ``batchBytes`` each; records above 16 MiB are in
+    files in Spark's local directory, up to three times.
 
     Raises:
         SparkSourceError: STORE_NOT_FOUND, STORE_MISMATCH, DATA_LOSS, or what the log raises.
@@ -200,6 +201,7 @@ class TaskRead:
             truncations=log.truncations,
             batch_rows=self._options.batch_rows,
             batch_bytes=self._options.batch_bytes,
+            large_memory=_large_memory(),
         )
         for batch in batches:
             is_large = batch.nbytes > LARGE_BYTES
@@ -213,6 +215,12 @@ class TaskRead:
             if is_large:
                 yield self._columns.empty  # And the last until it has the next.
         self._offset = self._stop
+
+
+def _large_memory() -> LargeMemory:
+    """Return room for records that are larger than a task may be: where Spark has its own."""
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return LargeMemory(next(filter(REAL_FILES.is_directory, directories), None))
 
 
 class _GoneError(Exception):
