@@ -153,8 +153,8 @@ class LeaderEpochCache:
         """
         with self._lock:
             kept = _kept_from_start(self._entries, start_offset)
-            if kept is self._entries:
-                return
+            if kept == self._entries:
+                return  # As when a log is opened, as a rule.
             self._entries = kept
         self._flush_later()
 
@@ -354,7 +354,7 @@ def _kept_from_end(entries: tuple[EpochEntry, ...], end_offset: int) -> tuple[Ep
 
 
 def _kept_from_start(entries: tuple[EpochEntry, ...], start_offset: int) -> tuple[EpochEntry, ...]:
-    """Return ``entries`` itself if none starts at or before the offset."""
+    """Return the entries from an offset on; the one that covers it starts there."""
     kept = bisect_right(entries, start_offset, key=_start_of)
     if kept == 0:
         return entries

@@ -173,6 +173,7 @@ class TestTruncation:
         """The last removed epoch comes back, starting at the offset."""
         filled(cache, (2, 11), (4, 20), (6, 30))
         cache.truncate_from_start(10)
+        cache.truncate_from_start(11)
         assert [] == scheduler.pending()
         cache.truncate_from_start(25)
         assert [(4, 25), (6, 30)] == list(cache.epoch_entries)
