@@ -198,6 +198,26 @@ class TestRows:
             both(log, batch_rows=batch_rows)
         both(log, start=50, stop=150)
 
+    @SMALL_SEGMENTS
+    @pytest.mark.parametrize("time_type", ["CreateTime", "LogAppendTime"])
+    def test_what_headers_say(self, log, time_type):
+        """Columns for which no record is decoded: over any batches, cut anywhere, the same rows."""
+        log.update_config({"message.timestamp.type": time_type})
+        for codec in ("none", "zstd"):
+            log.extend([b"value %d" % number for number in range(100)], compression=codec)
+        batch = encode_batch(
+            [(200 + delta, 5, None, b"v", ()) for delta in (0, 2, 3)],
+            base_offset=200,
+            leader_epoch=0,
+        )
+        log.append_batches(batch, leader_epoch=0, origin="replication")
+        names = ["offset", "timestamp", "timestamp_type", "leader_epoch"]
+        for options in ({}, {"start": 31, "stop": 177}, {"batch_rows": 7}, {"batch_rows": 64}):
+            whole = log.scan(columns=[*names, "value"], **options).to_table().drop(["value"])
+            for columns in (names, ["offset"], ["timestamp_type", "leader_epoch"]):
+                found = log.scan(columns=columns, **options).to_table()
+                assert whole.select(columns).equals(found)
+
     def test_empty(self, log):
         """An empty log has a schema and no rows."""
         scan = log.scan()
@@ -564,6 +584,20 @@ class TestDamage:
         for name in ("path", "offset", "position"):
             assert getattr(expected.value, name) == getattr(caught.value, name)
         assert path == caught.value.path
+        log.close()
+
+    def test_in_records_that_nobody_wants(self, tmp_path):
+        """The CRC is checked, whatever the columns are."""
+        log, _ = self.damaged(tmp_path, 1300, b"\xff\xff")
+        found = []
+        with pytest.raises(logstore.CorruptRecordError) as caught:
+            found.extend(
+                offset
+                for batch in log.scan(columns=["offset"]).to_arrow()
+                for offset in batch["offset"].to_pylist()
+            )
+        assert list(range(18)) == found
+        assert (18, 968) == (caught.value.offset, caught.value.position)
         log.close()
 
     def test_unverified(self, tmp_path):

@@ -330,6 +330,33 @@ class TestStops:
         assert BlockStop.END == out.batches(data)
         assert 4 == out.gather.rows
 
+    @pytest.mark.parametrize("codec", [0, 1])
+    def test_header_says_all(self, codec):
+        """Offsets without a gap, types and epochs: with a right CRC nobody looks at the records."""
+        section = b"\xff" * 9
+        data = GUARDED(
+            reference.encode_batch(
+                self.ROWS * 9, attributes=codec | 0x08, base_offset=7, section=section
+            )
+        )
+        names = {"offset", "timestamp", "type", "epoch"}
+        out = Gathered(names, rows=20, flags=_native.GATHER_CRC)
+        assert BlockStop.END == out.batches(data)
+        assert list(range(7, 25)) == [row.offset for row in out.rows()]
+        assert {(5, 1, 0)} == {(row.timestamp, row.type, row.epoch) for row in out.rows()}
+        assert (25, len(data)) == (out.gather.start_offset, out.gather.position)
+        refused = BlockStop.COMPRESSED if codec else BlockStop.INVALID
+        for wanted, flags in (({"offset", "key"}, _native.GATHER_CRC), ({"offset"}, 0)):
+            assert refused == Gathered(wanted, rows=20, flags=flags).batches(data)
+        assert refused == Gathered({"offset"}, rows=17, flags=_native.GATHER_CRC).batches(data)
+
+    @pytest.mark.parametrize("name", ["timestamp", "offset"])
+    def test_header_does_not_say_all(self, name):
+        """Each record has a time of its own; and where there is a gap, only records say where."""
+        gap = {"last_offset_delta": 2} if name == "offset" else {}
+        data = GUARDED(reference.encode_batch(self.ROWS, section=b"\xff" * 9, **gap))
+        assert BlockStop.INVALID == Gathered({name}, flags=_native.GATHER_CRC).batches(data)
+
     def test_torn(self):
         """A batch that is not all there."""
         data = encoded([(0, self.ROWS)])

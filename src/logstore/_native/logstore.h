@@ -785,7 +785,9 @@ struct ls_section {
  * Append the records of plain v2 batches in [bytes + position, bytes + size) as rows. Returns an
  * enum ls_block_stop; the rows of a batch that is damaged are not there. Reads nothing outside
  * [bytes, bytes + size). With views, all of it lies within 2^31 - 1 bytes of view_base. Names that
- * are not UTF-8 get U+FFFD for each malformed part, as Kafka's clients do.
+ * are not UTF-8 get U+FFFD for each malformed part, as Kafka's clients do. Where LS_GATHER_CRC is set
+ * and a batch's header says all that is wanted of its records, they are not decoded, and it may be
+ * compressed.
  */
 int64_t ls_gather_batches(uintptr_t bytes, int64_t size, struct ls_gather *gather);
 /*

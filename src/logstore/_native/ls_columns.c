@@ -5,15 +5,17 @@
 #include "ls_columns.h"
 
 /* Why Python must handle this batch, or LS_BLOCK_END. */
-static enum ls_block_stop refuse_batch(int32_t flags, const struct ls_open_batch *batch,
-                                       bool counts) {
+static enum ls_block_stop refuse_batch(const struct ls_gather *gather,
+                                       const struct ls_open_batch *batch, bool counts) {
+    int32_t flags = gather->flags;
     if (batch->attributes & LS_CONTROL_BIT) {
         return flags & LS_GATHER_PASS_CONTROL ? LS_BLOCK_END : LS_BLOCK_CONTROL;
     }
     if (batch->attributes & LS_TRANSACTIONAL_BIT && !(flags & LS_GATHER_TRANSACTIONAL)) {
         return LS_BLOCK_TRANSACTIONAL;
     }
-    return batch->attributes & LS_CODEC_MASK && !counts ? LS_BLOCK_COMPRESSED : LS_BLOCK_END;
+    bool is_opened = batch->attributes & LS_CODEC_MASK && !counts;
+    return is_opened && !ls_header_says_all(gather, batch) ? LS_BLOCK_COMPRESSED : LS_BLOCK_END;
 }
 
 /* Append the rows of a batch that C decodes, or their number; see put_rows. */
@@ -57,7 +59,7 @@ int64_t ls_gather_batches(uintptr_t address, int64_t size, struct ls_gather *gat
             bool counts = gather->flags & LS_GATHER_COUNT &&
                           batch.base_offset >= gather->start_offset &&
                           last_offset < gather->stop_offset;
-            stop = refuse_batch(gather->flags, &batch, counts);
+            stop = refuse_batch(gather, &batch, counts);
             if (stop == LS_BLOCK_END) stop = take_batch(gather, &batch, bytes, size, counts);
             if (stop != LS_BLOCK_END) return stop;
             gather->start_offset = last_offset + 1;

@@ -15,6 +15,13 @@ enum ls_block_stop ls_put_batch(struct ls_gather *gather, const struct ls_open_b
                                 const uint8_t *bytes, const uint8_t *readable);
 
 /*
+ * Whether the rows of a batch follow from its header: its offsets have no gap, and nothing else is
+ * wanted that its records do not share. The CRC then has to stand for the records, which nobody
+ * looks at, compressed or not; where it is not checked they are decoded.
+ */
+bool ls_header_says_all(const struct ls_gather *gather, const struct ls_open_batch *batch);
+
+/*
  * Append the headers of a record as item `row` of the lists. They begin with their count at `at`, end
  * at `next`, and ls_parse_record has checked them. False: there is no room, and the wanted_ fields
  * say for what.

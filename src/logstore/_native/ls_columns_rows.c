@@ -105,7 +105,7 @@ LS_INLINE void put_next_view(struct ls_gather_bytes *column, int64_t row, const 
 }
 
 /* The two columns that a batch gives one value. */
-static void fill_constants(const struct ls_gather *gather, const struct ls_open_batch *batch) {
+LS_INLINE void fill_constants(const struct ls_gather *gather, const struct ls_open_batch *batch) {
     int32_t *types = (int32_t *)gather->timestamp_types;
     int32_t *epochs = (int32_t *)gather->leader_epochs;
     int32_t type = batch->timestamp_type == 1;
@@ -218,8 +218,29 @@ static bool takes_whole(const struct ls_gather *gather, const struct ls_open_bat
     return gather->record_position == 0 && batch->base_offset >= gather->start_offset &&
            batch->base_offset + batch->last_offset_delta < gather->stop_offset &&
            batch->record_count <= gather->rows_max - gather->rows &&
-           (gather->view_base ||
+           (gather->view_base || !gather->values.offsets ||
             batch->end - batch->records <= gather->values.capacity - gather->values.size);
+}
+
+bool ls_header_says_all(const struct ls_gather *gather, const struct ls_open_batch *batch) {
+    return gather->flags & LS_GATHER_CRC && !gather->values.offsets && !gather->keys.offsets &&
+           !gather->headers.offsets && (!gather->timestamps || batch->timestamp_type == 1) &&
+           batch->record_count - 1 == batch->last_offset_delta && takes_whole(gather, batch);
+}
+
+/* Append the rows of a batch whose header says all that is wanted of them. */
+LS_INLINE void put_header(struct ls_gather *gather, const struct ls_open_batch *batch) {
+    int64_t *offsets = (int64_t *)gather->offsets;
+    int64_t *timestamps = (int64_t *)gather->timestamps;
+    int64_t row = gather->rows;
+    int64_t count = batch->record_count;
+    for (int64_t index = 0; offsets && index < count; ++index)
+        offsets[row + index] = batch->base_offset + index;
+    for (int64_t index = 0; timestamps && index < count; ++index)
+        timestamps[row + index] = batch->max_timestamp;
+    fill_constants(gather, batch);
+    gather->rows = row + count;
+    gather->start_offset = batch->base_offset + batch->last_offset_delta + 1;
 }
 
 /* ---- any rows ------------------------------------------------------------------------------- */
@@ -349,6 +370,10 @@ LS_INLINE enum ls_block_stop put_batch_in(struct ls_gather *gather,
                                           const struct ls_open_batch *batch, const uint8_t *bytes,
                                           bool exact) {
     enum ls_block_stop stop = LS_BLOCK_FULL;
+    if (ls_header_says_all(gather, batch)) {
+        put_header(gather, batch);
+        return LS_BLOCK_END;
+    }
     if (LS_LIKELY(takes_whole(gather, batch))) {
         bool values_only =
             gather->values.offsets && !gather->keys.offsets && !gather->headers.offsets;
