@@ -34,6 +34,7 @@ from logstore._native import ENCODING_SLACK, crc32c, encode_batch_into
 from logstore.checkpoint import TopicPartition
 from logstore.errors import LogStoreError, StagedBatchesError, StorageError
 from logstore.files import REAL_FILES, Files, Path
+from logstore.large_memory import LARGE_BYTES, LargeMemory
 from logstore.records_builder import ATTRIBUTES_AT, HEADER_UP_TO_MAGIC
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ class StagedBatchWriter:
         self._batches: list[StagedBatch] = []
         self._position = 0
         self._memory = bytearray(BATCH_BYTES + ENCODING_SLACK)
+        # Where the file itself needs as much.
+        self._large_memory = LargeMemory(os.path.dirname(self.path))
         self._fd = files.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     @property
@@ -168,6 +171,7 @@ class StagedBatchWriter:
                 self._memory,
                 columns,
                 first,
+                self._large_memory,
                 base_offset=0,
                 leader_epoch=-1,
                 batch_bytes=batch_bytes,
@@ -234,7 +238,7 @@ class StagedFile:
     def __init__(self, path: Path, *, files: Files = REAL_FILES) -> None:
         self.path: Final = os.fspath(path)
         self._files = files
-        self._buffer = bytearray()
+        self._buffer: bytearray | memoryview = bytearray()
         try:
             self._fd = files.open(self.path, os.O_RDONLY)
         except StorageError as error:
@@ -282,7 +286,11 @@ class StagedFile:
             StorageError: It cannot be read.
         """
         if len(self._buffer) < batch.size_bytes:
-            self._buffer = bytearray(batch.size_bytes)
+            self._buffer = (
+                bytearray(batch.size_bytes)
+                if batch.size_bytes <= LARGE_BYTES
+                else LargeMemory(os.path.dirname(self.path)).take(batch.size_bytes)
+            )
         view = memoryview(self._buffer)[: batch.size_bytes]
         if self._files.pread_into(self._fd, view, batch.position) < batch.size_bytes:
             raise self.not_whole()

@@ -215,3 +215,21 @@ def test_commit(tmp_path, stage):
         assert [(b"a", b"1", NOW)] == [
             (each.key, each.value, each.timestamp) for each in store["t", 0]
         ]
+
+
+def test_large_rows_keep_their_order(stage):
+    """They are not brought in order of partitions first, which would copy them."""
+    rows = [bytes([number]) * 70_000 for number in range(40)]
+    partitions = [number % 3 if number % 5 else 0 for number in range(40)]
+    found = stage({"value": rows, "partition": pa.array(partitions, pa.int32())})
+    for partition in range(3):
+        expected = [row for row, at in zip(rows, partitions, strict=True) if at == partition]
+        assert expected == [each.value for each in found["t", partition]]
+
+
+def test_a_row_larger_than_memory_should_be(stage):
+    """It is encoded, and read for the commit, in memory that is a file's."""
+    value = os.urandom(1 << 20) * 17
+    columns = [{"value": [each]} for each in (b"small", value, b"x")]
+    found = stage(*columns, partitions=1, max_message_bytes=1 << 26)
+    assert [b"small", value, b"x"] == [each.value for each in found["t", 0]]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from logstore._native._core import ffi, lib
 from logstore._native.kernels import Buffer, address_of, size_of
 from logstore.errors import RecordTooLargeError
+from logstore.large_memory import LARGE_BYTES, LargeMemory
 
 BATCH_OVERHEAD = 61
 DEFAULT_BATCH_BYTES = 65536
@@ -193,18 +194,29 @@ def encode_batch(columns: Columns, first: int, **fields: int) -> Encoded:
 
 
 def encode_batch_into(
-    out: bytearray, columns: Columns, first: int, **fields: int
+    out: bytearray,
+    columns: Columns,
+    first: int,
+    large_memory: LargeMemory | None = None,
+    **fields: int,
 ) -> tuple[memoryview, int]:
     """
     Encode as :func:`encode_batch` does, into memory that is used again for the next batch.
 
+    Args:
+        out: The memory.
+        columns: The records.
+        first: The first of them.
+        large_memory: For a record that is very large; None: ordinary memory.
+        fields: As of :func:`batch_fields`.
+
     Returns:
         The batch, a view of ``out`` unless that is too small; and how many records it has.
     """
-    out, size, encoded = _encode_into(
-        out, lib.ls_encode_batch, BATCH_OVERHEAD, columns, first, fields
+    filled, size, encoded = _encode_into(
+        out, lib.ls_encode_batch, BATCH_OVERHEAD, columns, first, fields, large_memory
     )
-    return memoryview(out)[:size], encoded.record_count
+    return memoryview(filled)[:size], encoded.record_count
 
 
 def encode_records(columns: Columns, first: int, **fields: int) -> Encoded:
@@ -225,13 +237,14 @@ def _encode(
 
 
 def _encode_into(
-    out: bytearray,
+    out: bytearray | memoryview,
     encoder: Any,
     overhead: int,
     columns: Columns,
     first: int,
     fields: dict[str, int],
-) -> tuple[bytearray, int, Any]:
+    large_memory: LargeMemory | None = None,
+) -> tuple[bytearray | memoryview, int, Any]:
     """Return the memory, how much of it was filled, and the ``struct ls_encoded``."""
     assert 0 <= first < columns.count
     struct = batch_fields(**fields)
@@ -243,7 +256,10 @@ def _encode_into(
     if result == lib.LS_E_NO_ROOM:  # The first record alone is larger than batch_bytes.
         bound = lib.ls_record_bound(columns.struct, first, 1)
         room = overhead + bound + ENCODING_SLACK
-        out = bytearray(room)
+        if large_memory is None or room <= LARGE_BYTES:
+            out = bytearray(room)
+        else:
+            out = large_memory.take(room)
         result = encoder(columns.struct, first, struct, address_of(out), room, encoded)
     if result == lib.LS_E_TOO_LARGE:
         message = f"record {first} is larger than 2^31 - 1 bytes; split it"

@@ -4,12 +4,14 @@ From Arrow record batches of a task to its staged file: grouped by partition, en
 Rows are collected up to 16 MiB, so that batches are large whatever the number of partitions, and
 then written. No Python object is made per row.
 
-Memory: about four times what is collected, or four times one record batch of Spark's.
+Memory: about four times what is collected. Of a record batch of Spark's with large rows there is no
+other copy; what one of them is encoded in is mapped from a file (``large_memory.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,6 +27,8 @@ from logstore.spark.errors import SparkSourceError
 from logstore.staged_batches import BATCH_BYTES, StagedBatchWriter
 
 COLLECTED_BYTES: Final = 16 << 20
+# Larger rows are written where they are: to bring them in order copies them.
+LARGE_ROW_BYTES: Final = 64 << 10
 NO_TIMESTAMP: Final = -1
 
 
@@ -93,6 +97,8 @@ class RecordStager:
         """
         if batch.num_rows == 0:
             return
+        if batch.nbytes >= COLLECTED_BYTES:
+            self._write()  # Not put together with what there is.
         self._collected.append(batch)
         self._collected_bytes += batch.nbytes
         if self._collected_bytes >= COLLECTED_BYTES:
@@ -140,14 +146,8 @@ class RecordStager:
             )
         encoded = topics.dictionary_encode()
         names = encoded.dictionary.to_pylist()
-        if len(names) == 1:
-            self._write_topic(names[0], rows)
-            return
-        grouped = group_partitions(_integers(encoded.indices, np.int32), len(names))
-        ordered = rows.take(grouped.order)
-        for at, name in enumerate(names):
-            start, stop = int(grouped.starts[at]), int(grouped.starts[at + 1])
-            self._write_topic(name, ordered.slice(start, stop))
+        for at, some in _grouped(rows, _integers(encoded.indices, np.int32), len(names)):
+            self._write_topic(names[at], some)
 
     def _times(self, column: Any) -> npt.NDArray[np.int64] | None:
         if column is None or not self._keeps_timestamps:
@@ -176,17 +176,8 @@ class RecordStager:
         if plan is None:
             plan = self._plans[topic] = self._plan_of(topic)
         numbers = self._partitions(topic, plan, rows)
-        first = int(numbers[0])
-        if (numbers == first).all():
-            self._write_partition(TopicPartition(topic, first), plan, rows)
-            return
-        grouped = group_partitions(numbers, plan.partition_count)
-        ordered = rows.take(grouped.order)
-        for partition in grouped.partitions():
-            start, stop = int(grouped.starts[partition]), int(grouped.starts[partition + 1])
-            self._write_partition(
-                TopicPartition(topic, partition), plan, ordered.slice(start, stop)
-            )
+        for partition, some in _grouped(rows, numbers, plan.partition_count):
+            self._write_partition(TopicPartition(topic, partition), plan, some)
 
     def _partitions(self, topic: str, plan: TopicPlan, rows: _Rows) -> npt.NDArray[np.int32]:
         """Return the partition of each row: the column's, its key's, or the one in turn."""
@@ -281,6 +272,25 @@ class _Rows(NamedTuple):
             count=len(self.values),
             **keys,
         )
+
+
+def _grouped(
+    rows: _Rows, numbers: npt.NDArray[np.int32], count: int
+) -> Iterator[tuple[int, _Rows]]:
+    """Yield rows by their numbers, those of one number in order; large ones as they come."""
+    row_count = len(rows.values)
+    if (numbers == numbers[0]).all():
+        yield int(numbers[0]), rows
+    elif rows.values.nbytes >= row_count * LARGE_ROW_BYTES:
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), row_count]
+        for start, stop in itertools.pairwise(edges):
+            yield int(numbers[start]), rows.slice(start, stop)
+    else:
+        grouped = group_partitions(numbers, count)
+        ordered = rows.take(grouped.order)
+        for number in grouped.partitions():
+            start, stop = int(grouped.starts[number]), int(grouped.starts[number + 1])
+            yield number, ordered.slice(start, stop)
 
 
 def _binary_or_none(column: Any, name: str) -> Any:
