@@ -41,9 +41,12 @@ def session() -> Any:
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     import logstore.spark as integration  # noqa: PLC0415
+    from benchmarks.spark_idle import IdleSource  # noqa: PLC0415
 
-    source = str(Path(__file__).resolve().parent.parent / "src")
-    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])
+    top = Path(__file__).resolve().parent.parent
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(top / "src"), str(top), os.environ.get("PYTHONPATH", "")]
+    )
     builder = SparkSession.builder.master("local[2]").appName("benchmarks")
     for name, value in {
         "spark.driver.memory": "1g",
@@ -58,6 +61,7 @@ def session() -> Any:
         builder = builder.config(name, value)
     spark = integration.configure(builder).getOrCreate()
     integration.register(spark)
+    spark.dataSource.register(IdleSource)
     return spark
 
 
@@ -139,21 +143,30 @@ def scanning(directory: Path, size: Size) -> Contest:
 def small_read(directory: Path, size: Size) -> Contest:
     """A count over 16 partitions of 100 records: what a task and a query cost."""
     spark = session()
-    count = make_store(directory / "store", size, SMALL_PARTITIONS, rows=min(100, size.calls))
+    rows = min(100, size.calls)
+    count = make_store(directory / "store", size, SMALL_PARTITIONS, rows=rows)
 
-    def run(watch: Stopwatch) -> None:
-        with watch.running():
-            found = load(spark, str(directory / "store")).count()
-        assert found == count
+    def counted(frame: Callable[[], Any]) -> Callable[[Stopwatch], None]:
+        def run(watch: Stopwatch) -> None:
+            with watch.running():
+                found = frame().count()
+            assert found == count
 
-    targets = (
-        Target("Spark read, 16 small partitions", "16 tasks", None, 0.35, at_most=True, unit="s"),
+        return run
+
+    variants = (
+        Variant("idle", counted(lambda: idle(spark.read, SMALL_PARTITIONS, rows)), "wall"),
+        Variant("logstore", counted(lambda: load(spark, str(directory / "store"))), "wall"),
     )
-    return Contest("spark small read", (Variant("16 tasks", run, "wall"),), targets, rounds=9)
+    targets = (
+        Target("Spark read, 16 small partitions", "logstore", None, 0.35, at_most=True, unit="s"),
+        Target("Spark read, the same", "logstore", "idle", at_most=True, unit="idle source"),
+    )
+    return Contest("spark small read", variants, targets, rounds=9)
 
 
 def micro_batches(directory: Path, size: Size) -> Contest:
-    """The median time of a micro-batch of a few rows, beside Spark's own source of rates."""
+    """A micro-batch of a few rows, beside Spark's own source of rates and an idle one in Python."""
     spark = session()
     store = logstore.open_store(directory / "store")
     topic = store.create_topic("orders", partitions=2)
@@ -173,18 +186,20 @@ def micro_batches(directory: Path, size: Size) -> Contest:
         ]
         return float(statistics.median(found))
 
-    def rates(_: Stopwatch) -> float:
-        query = started(
-            spark.readStream.format("rate-micro-batch")
-            .option("rowsPerBatch", 2)
-            .option("numPartitions", 2)
-            .load()
-        )
-        try:
-            _wait(lambda: sum(each["batchId"] > 1 for each in query.recentProgress) >= batches)
-            return trigger_seconds(query)
-        finally:
-            query.stop()
+    def incessant(frame: Callable[[], Any]) -> Callable[[Stopwatch], float]:
+        def run(_: Stopwatch) -> float:
+            query = started(frame())
+            try:
+                _wait(lambda: sum(each["batchId"] > 1 for each in query.recentProgress) >= batches)
+                return trigger_seconds(query)
+            finally:
+                query.stop()
+
+        return run
+
+    def rates() -> Any:
+        source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 2)
+        return source.option("numPartitions", 2).load()
 
     def appended(_: Stopwatch) -> float:
         stream = spark.readStream.format("logstore").option("subscribe", "orders")
@@ -199,9 +214,14 @@ def micro_batches(directory: Path, size: Size) -> Contest:
         finally:
             query.stop()
 
-    variants = (Variant("rate", rates, "wall"), Variant("logstore", appended, "wall"))
+    variants = (
+        Variant("rate", incessant(rates), "wall"),
+        Variant("idle", incessant(lambda: idle(spark.readStream, 2, 1)), "wall"),
+        Variant("logstore", appended, "wall"),
+    )
     targets = (
         Target("Spark micro-batch, noop sink", "logstore", "rate", 1.6, at_most=True, unit="rate"),
+        Target("Spark micro-batch, the same", "logstore", "idle", at_most=True, unit="idle source"),
     )
     return Contest("spark micro-batch", variants, targets, rounds=3, close=store.close)
 
@@ -209,6 +229,11 @@ def micro_batches(directory: Path, size: Size) -> Contest:
 def load(spark: Any, path: str, **options: str) -> Any:
     """Return the topic ``orders`` of a store."""
     return spark.read.format("logstore").options(subscribe="orders", **options).load(path)
+
+
+def idle(reader: Any, partitions: int, rows: int) -> Any:
+    """Return what a source reads that has its rows ready, so many in each partition."""
+    return reader.format("idle").options(partitions=str(partitions), rows=str(rows)).load()
 
 
 def _wait(condition: Callable[[], bool]) -> None:

@@ -43,7 +43,9 @@ CONNECT = "org.apache.spark.sql.connect.SparkConnectPlugin"
 def environment(directory: str | os.PathLike[str]) -> dict[str, str]:
     """Return the variables that Spark's own processes need, and those that a session sets."""
     return {
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(SOURCE), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")]
+        ),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_DIRS": str(directory),
