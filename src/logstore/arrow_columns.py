@@ -6,7 +6,7 @@ Needs pyarrow, the extra ``arrow``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,109 @@ from logstore.extras import import_extra
 from logstore.given_records import GivenColumns, check_units
 
 
-def arrow_columns(
+class ArrowRows:
+    """
+    Rows as Arrow arrays of the same length, and what C and the checks make of them.
+
+    Attributes:
+        values: Of type binary or large_binary.
+        keys: The same, or None: no row has one.
+        timestamps: int64 milliseconds, or None: one time for all, which needs no check.
+        headers: Headers as the format has them, large_binary; None: no row has any.
+        partitions: The partition of each row, where it was given; None: of none.
+    """
+
+    __slots__ = ("headers", "keys", "partitions", "timestamps", "values")
+
+    def __init__(
+        self,
+        values: Any,
+        keys: Any = None,
+        timestamps: npt.NDArray[np.int64] | None = None,
+        *,
+        headers: Any = None,
+        partitions: Any = None,
+    ) -> None:
+        self.values = values
+        self.keys = keys
+        self.timestamps = timestamps
+        self.headers = headers
+        self.partitions = partitions
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def picked(self, order: npt.NDArray[np.int64]) -> ArrowRows:
+        """Return rows with these indices, in this order: their bytes are copied together."""
+        if len(order) == len(self) and (np.diff(order) == 1).all():
+            return self
+        indices = import_extra("pyarrow").array(order)
+        return self._each(
+            lambda column: column.take(indices),
+            None if self.timestamps is None else self.timestamps[order],
+        )
+
+    def slice(self, start: int, stop: int) -> ArrowRows:
+        """Return some of the rows, without a copy."""
+        return self._each(
+            lambda column: column.slice(start, stop - start),
+            None if self.timestamps is None else self.timestamps[start:stop],
+        )
+
+    def _each(
+        self, change: Callable[[Any], Any], timestamps: npt.NDArray[np.int64] | None
+    ) -> ArrowRows:
+        values, keys, headers, partitions = (
+            None if column is None else change(column)
+            for column in (self.values, self.keys, self.headers, self.partitions)
+        )
+        return ArrowRows(values, keys, timestamps, headers=headers, partitions=partitions)
+
+    def columns(self, now_ms: int) -> Columns:
+        """Return what C encodes; without times the rows get ``now_ms``."""
+        data, offsets, validity = binary_buffers(self.values)
+        others: dict[str, Any] = {}
+        if self.keys is not None:
+            key_data, key_offsets, key_validity = binary_buffers(self.keys)
+            others = {"keys": key_data, "key_offsets": key_offsets, "key_validity": key_validity}
+        if self.headers is not None:
+            others["headers"], others["header_offsets"], _ = binary_buffers(self.headers)
+        return Columns(
+            data,
+            offsets,
+            value_validity=validity,
+            timestamps=self.timestamps,
+            timestamp=now_ms,
+            count=len(self),
+            **others,
+        )
+
+    def given(self, now_ms: int) -> GivenColumns:
+        """Return what C encodes, with what must be checked of it."""
+        return GivenColumns(self.columns(now_ms), self.timestamps, self.null_key())
+
+    def null_key(self) -> int | None:
+        """Return the index of the first row without a key, None if all have one."""
+        if self.keys is None:
+            return 0
+        validity = binary_buffers(self.keys)[2]
+        return None if validity is None else _first_null(validity)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Return the bytes of each row's key and value, int64."""
+        sizes = np.zeros(len(self), np.int64)
+        for array in (self.values, self.keys):
+            if array is None:
+                continue
+            _, offsets, validity = binary_buffers(array)
+            lengths = np.diff(offsets)
+            if validity is not None:  # What lies under a null means nothing.
+                lengths *= np.unpackbits(validity, count=len(self), bitorder="little")
+            sizes += lengths
+        return sizes
+
+
+def arrow_rows(
     data: Any,
     value: str,
     key: str | None,
@@ -25,9 +127,9 @@ def arrow_columns(
     now_ms: int,
     *,
     check_times: bool = True,
-) -> Iterator[GivenColumns]:
+) -> Iterator[ArrowRows]:
     """
-    Yield the record batches of Arrow data as columns.
+    Yield the record batches of Arrow data, but for those without rows.
 
     Args:
         data: A pyarrow Table or RecordBatch, or anything with the Arrow PyCapsule interface.
@@ -56,43 +158,18 @@ def arrow_columns(
         raise TypeError(f"{type(data).__name__} is not Arrow data; give a Table or a RecordBatch")
     check_times = check_times or len(batches) > 1
     for batch in batches:
-        if batch.num_rows:
-            yield _columns(pa, batch, value, key, timestamp, now_ms, check_times)
-
-
-def _columns(
-    pa: Any,
-    batch: Any,
-    value: str,
-    key: str | None,
-    timestamp: str | None,
-    now_ms: int,
-    check_times: bool,
-) -> GivenColumns:
-    values = binary_array(pa, _column(batch, value), value)
-    value_parts = binary_buffers(values)
-    keys: dict[str, Any] = {}
-    null_key: int | None = 0
-    if key is not None:
-        key_array = binary_array(pa, _column(batch, key), key)
-        key_data, key_offsets, key_validity = binary_buffers(key_array)
-        keys = {"keys": key_data, "key_offsets": key_offsets, "key_validity": key_validity}
-        null_key = None if key_validity is None else _first_null(key_validity)
-    timestamps = None
-    if timestamp is not None:
-        timestamps = _milliseconds(pa, _column(batch, timestamp), timestamp, now_ms)
-        if check_times:
-            check_units(timestamps)
-    columns = Columns(
-        value_parts[0],
-        value_parts[1],
-        value_validity=value_parts[2],
-        timestamps=timestamps,
-        timestamp=now_ms,
-        count=batch.num_rows,
-        **keys,
-    )
-    return GivenColumns(columns, timestamps, null_key)
+        if batch.num_rows == 0:
+            continue
+        timestamps = None
+        if timestamp is not None:
+            timestamps = _milliseconds(pa, _column(batch, timestamp), timestamp, now_ms)
+            if check_times:
+                check_units(timestamps)
+        yield ArrowRows(
+            binary_array(pa, _column(batch, value), value),
+            None if key is None else binary_array(pa, _column(batch, key), key),
+            timestamps,
+        )
 
 
 def _column(batch: Any, name: str) -> Any:

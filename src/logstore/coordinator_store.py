@@ -32,7 +32,7 @@ class CoordinatorTopic(Protocol):
         """Return the partition that a record goes to."""
         ...
 
-    def spread(self, given: GivenRecords) -> SpreadRecords:
+    def spread(self, given: GivenRecords) -> SpreadRecords[GivenRecords]:
         """Return records with the partition of each."""
         ...
 

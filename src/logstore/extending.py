@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from logstore._native import Buffer, Columns, encode_batch, encode_records, scan_batches, seal_batch
-from logstore.arrow_columns import arrow_columns
+from logstore.arrow_columns import ArrowRows, arrow_rows
 from logstore.compression import CompressionType, compress
 from logstore.errors import (
     InvalidRecordError,
@@ -72,33 +72,25 @@ class Extender:
         parts = given_records(values, keys, timestamps, headers, check_items=not in_c)
         return self.extend_parts(parts, compression)
 
-    def extend_parts(self, parts: Iterator[GivenRecords], compression: str | None) -> range:
-        """Append what a caller gave and was looked at; see ``given_records``."""
+    def extend_parts(
+        self, parts: Iterator[GivenRecords | ArrowRows], compression: str | None
+    ) -> range:
+        """Append what a caller gave and was looked at; see ``given_records``, ``arrow_rows``."""
         codec = self._codec(compression)
-        in_c = codec is CompressionType.NONE
+        now_ms = self._log.clock.milliseconds()
         # Of sized input the first part is all there is: it is looked at before the lock is taken.
-        first_part = next(parts, None)
-        if in_c:
-            writes = (self._list_write(part) for part in _chain(first_part, parts))
-        else:
-            now_ms = self._log.clock.milliseconds()
-            writes = (
-                self._compressed_write(columns_of(part, now_ms), codec)
-                for part in _chain(first_part, parts)
-            )
-        return self._append(writes)
+        parts = _chain(next(parts, None), parts)
+        return self._append(self._write_of(part, codec, now_ms) for part in parts)
 
     def extend_arrow(
         self, data: Any, value: str, key: str | None, timestamp: str | None, compression: str | None
     ) -> range:
         """Append rows of Arrow data; see ``Log.extend_arrow``."""
-        codec = self._codec(compression)
-        in_c = codec is CompressionType.NONE
+        in_c = self._codec(compression) is CompressionType.NONE
         now_ms = self._log.clock.milliseconds()
-        parts = list(arrow_columns(data, value, key, timestamp, now_ms, check_times=not in_c))
-        if in_c:
-            return self._append(self._columns_write(part.columns) for part in parts)
-        return self._append(self._compressed_write(part, codec) for part in parts)
+        # All of them are looked at before the first is written.
+        parts = list(arrow_rows(data, value, key, timestamp, now_ms, check_times=not in_c))
+        return self.extend_parts(iter(parts), compression)
 
     def _codec(self, compression: str | None) -> CompressionType:
         if compression is None:
@@ -164,6 +156,20 @@ class Extender:
                 log.roll_segment(is_to_append=True)
 
     # -- what writes -------------------------------------------------------------------------------
+
+    def _write_of(
+        self, part: GivenRecords | ArrowRows, codec: CompressionType, now_ms: int
+    ) -> tuple[int, _Write]:
+        in_c = codec is CompressionType.NONE
+        if isinstance(part, ArrowRows):
+            if in_c:
+                return self._columns_write(part.columns(now_ms))
+            return self._compressed_write(part.given(now_ms), codec)
+        return (
+            self._list_write(part)
+            if in_c
+            else self._compressed_write(columns_of(part, now_ms), codec)
+        )
 
     def _list_write(self, part: GivenRecords) -> tuple[int, _Write]:
         writer = self._log.writer
@@ -418,5 +424,7 @@ class _CompressedRun:
         return batch, record_count
 
 
-def _chain(first: GivenRecords | None, rest: Iterator[GivenRecords]) -> Iterator[GivenRecords]:
+def _chain(
+    first: GivenRecords | ArrowRows | None, rest: Iterator[GivenRecords | ArrowRows]
+) -> Iterator[GivenRecords | ArrowRows]:
     return rest if first is None else itertools.chain([first], rest)

@@ -63,6 +63,12 @@ class GivenRecords(NamedTuple):
         assert self.order is None
         return GivenRecords(self.values, self.keys, self.timestamps, self.headers, order)
 
+    def null_key(self) -> int | None:
+        """Return the index of the first record without a key, None if all have one."""
+        if self.keys is None:
+            return 0
+        return self.keys.index(None) if None in self.keys else None
+
     def taken(self) -> GivenRecords:
         """Return those that are meant, in lists of their own."""
         if self.order is None:
@@ -304,10 +310,8 @@ def columns_of(given: GivenRecords, now_ms: int) -> GivenColumns:
     given = given.taken()
     values, value_offsets, value_validity = _joined(given.values)
     keys = key_offsets = key_validity = None
-    null_key: int | None = 0
     if given.keys is not None:
         keys, key_offsets, key_validity = _joined(given.keys)
-        null_key = given.keys.index(None) if None in given.keys else None
     headers = header_offsets = None
     if given.headers is not None:
         headers, header_offsets, _ = _joined([encoded_headers(each) for each in given.headers])
@@ -325,7 +329,7 @@ def columns_of(given: GivenRecords, now_ms: int) -> GivenColumns:
         header_offsets=header_offsets,
         count=len(given.values),
     )
-    return GivenColumns(columns, timestamps, null_key)
+    return GivenColumns(columns, timestamps, given.null_key())
 
 
 def _joined(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -26,10 +27,14 @@ from logstore._native import (
     partition_keys,
     partition_list,
 )
+from logstore.arrow_columns import ArrowRows, binary_buffers
 from logstore.given_records import GivenRecords
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+# Records as a caller gave them.
+GivenT = TypeVar("GivenT", GivenRecords, ArrowRows)
 
 INT_MAX: Final = 0x7FFFFFFF
 # What a record without key and headers has besides its value, about.
@@ -160,33 +165,34 @@ class StickyPartition:
         return numbers
 
 
-class SpreadRecords(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SpreadRecords(Generic[GivenT]):
     """
     Records of one call, and the partition of each.
 
     Attributes:
         given: The records, in the caller's order.
-        sizes: int64, shape (count,): bytes of each value.
+        sizes: int64, shape (count,): bytes of each value; of Arrow's rows, with its key.
         numbers: int32, shape (count,): the partition of each.
         grouped: The same in the order of partitions.
     """
 
-    given: GivenRecords
+    given: GivenT
     sizes: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int32]
     grouped: Grouped
 
-    def part(self, partition: int) -> GivenRecords:
+    def part(self, partition: int) -> GivenT:
         """Return the records of one partition, in the caller's order."""
         return self.given.picked(self.grouped.indices(partition))
 
 
 def spread_records(
-    given: GivenRecords,
+    given: GivenT,
     partition_count: int,
     sticky: StickyPartition,
     online: tuple[int, ...],
-) -> SpreadRecords:
+) -> SpreadRecords[GivenT]:
     """
     Return records with the partition of each.
 
@@ -201,16 +207,20 @@ def spread_records(
 
     **Cost**: three passes in C; nothing is done for each record in Python, but for its headers.
     """
-    sizes = measure_list(given.values)
+    sizes = given.sizes() if isinstance(given, ArrowRows) else measure_list(given.values)
     if given.keys is None:
         keyless = np.arange(len(sizes))
         numbers = np.empty(len(sizes), np.int32)
     else:
-        numbers = partition_list(given.keys, partition_count)
+        if isinstance(given, ArrowRows):
+            keys, offsets, validity = binary_buffers(given.keys)
+            numbers = partitions_for_keys(keys, offsets, partition_count, validity=validity)
+        else:
+            numbers = partition_list(given.keys, partition_count)
         keyless = np.flatnonzero(numbers < 0)
     if len(keyless):
         weights = sizes[keyless] + RECORD_OVERHEAD_BYTES
-        if given.headers is not None:
+        if isinstance(given, GivenRecords) and given.headers is not None:
             counts = np.fromiter(map(len, given.headers), np.int64, len(sizes))
             weights += HEADER_BYTES * counts[keyless]
         numbers[keyless] = sticky.take_many(weights, online)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from logstore._native import Buffer
+from logstore.arrow_columns import arrow_rows
+from logstore.clock import Clock
 from logstore.config import LogConfig
 from logstore.errors import UnknownTopicError
-from logstore.given_records import GivenRecords, Headers, check_buffer, given_records
+from logstore.given_records import Headers, check_buffer, given_records
 from logstore.log import Log
 from logstore.partitioner import (
     HEADER_BYTES,
     RECORD_OVERHEAD_BYTES,
+    GivenT,
     SpreadRecords,
     StickyPartition,
     partition_of_key,
@@ -29,6 +32,11 @@ from logstore.topic_names import INTERNAL_TOPICS
 
 class TopicSource(Protocol):
     """What a topic asks its store for."""
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+        ...
 
     def log(self, topic: str, partition: int) -> Log:
         """Return a partition's log; it is opened if it is not."""
@@ -229,7 +237,55 @@ class Topic:
         parts = given_records(values, keys, timestamps, headers, check_items=False)
         return TopicExtender(self, compression, sync=sync).extend(parts)
 
-    def spread(self, given: GivenRecords) -> SpreadRecords:
+    def extend_arrow(
+        self,
+        data: Any,
+        *,
+        value: str = "value",
+        key: str | None = None,
+        timestamp: str | None = None,
+        compression: str | None = None,
+        sync: bool = False,
+    ) -> TopicOffsets:
+        """
+        Append the rows of Arrow data, each to the partition of its key, or to one that is chosen.
+
+        Rows of one partition stay in their order. All of them are looked at before the first is
+        written; then one record batch of the data after the other is appended as :meth:`extend`
+        appends records.
+
+        Args:
+            data: A pyarrow Table or RecordBatch, or anything with the Arrow PyCapsule interface.
+            value: Column of the values: binary or string, of any layout.
+            key: Column of the keys; None: the partition in turn.
+            timestamp: Column of the times: a timestamp with a zone, or int64 milliseconds; a null
+                is now.
+            compression: As in :meth:`extend`.
+            sync: Return when everything is on the device.
+
+        Returns:
+            Partition and offset of each row, as arrays in the order of the rows.
+
+        Raises:
+            MissingExtraError: pyarrow is not installed.
+            KeyError: A column is not there.
+            TypeError: A column has another type.
+            TopicAppendError: As of :meth:`extend`. Rows of record batches that were not begun with
+                have partition and offset -1.
+            ValueError: A time in another unit.
+            InvalidRecordError, InvalidTimestampError, RecordTooLargeError, UnknownTopicError: As of
+                :meth:`extend`.
+
+        **Durability**: as of each partition's log; nothing holds for several of them together.
+
+        **Cost**: the bytes of a record batch are copied once, by partition; nothing is done for
+        each row in Python.
+        """
+        now_ms = self._source.clock.milliseconds()
+        rows = list(arrow_rows(data, value, key, timestamp, now_ms))
+        return TopicExtender(self, compression, sync=sync).extend_rows(rows, now_ms)
+
+    def spread(self, given: GivenT) -> SpreadRecords[GivenT]:
         """Return records with the partition of each, chosen as :meth:`choose_partition` does."""
         online = self._source.online_partitions_of(self.name)
         # Where none is, the error of the first one says why.

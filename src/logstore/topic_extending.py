@@ -6,11 +6,12 @@ Source: Kafka ``RecordAccumulator``, which gathers records by partition as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
+from logstore.arrow_columns import ArrowRows
 from logstore.errors import (
     LogStoreError,
     PartialAppendError,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from logstore.config import LogConfig
     from logstore.log import Log
-    from logstore.partitioner import SpreadRecords
+    from logstore.partitioner import GivenT, SpreadRecords
 
 # What the append of one partition may raise without a mistake of this library.
 _FAILURES = (LogStoreError, ValueError, TypeError)
@@ -84,7 +85,7 @@ class ExtendedTopic(Protocol):
         """The settings in force."""
         ...
 
-    def spread(self, given: GivenRecords) -> SpreadRecords:
+    def spread(self, given: GivenT) -> SpreadRecords[GivenT]:
         """Return records with the partition of each."""
         ...
 
@@ -123,7 +124,8 @@ class TopicExtender:
         """
         try:
             for given in parts:
-                self._extend(given)
+                if given.values:
+                    self._extend(self._topic.spread(given))
                 if self._errors:
                     break
         except _FAILURES as error:
@@ -131,24 +133,35 @@ class TopicExtender:
             if not self._ends:
                 raise
             raise self._failure(error) from error
-        if self._sync:
-            self._flush()
-        if self._errors:
-            cause = next(iter(self._errors.values()))
-            if not self._ends:
-                raise cause
-            raise self._failure(cause) from cause
-        return self._appended()
+        return self._finish()
 
-    def _extend(self, given: GivenRecords) -> None:
-        if not given.values:
-            return
-        spread = self._topic.spread(given)
+    def extend_rows(self, rows: Sequence[ArrowRows], now_ms: int) -> TopicOffsets:
+        """
+        Append rows of Arrow data, part after part; all parts are looked at before.
+
+        Raises:
+            TopicAppendError: Not all were appended; see ``Topic.extend_arrow``.
+        """
+        spreads = [self._topic.spread(each) for each in rows]
+        for spread in spreads:
+            check_records(spread, self._topic.config, now_ms)
+        for spread in spreads:
+            if self._errors:
+                self._partitions.append(np.full(len(spread.given), -1, np.int32))
+                self._offsets.append(np.full(len(spread.given), -1, np.int64))
+            else:
+                self._write(spread, self._logs(spread))
+        return self._finish()
+
+    def _extend(self, spread: SpreadRecords[GivenRecords]) -> None:
         logs = self._logs(spread)
         if logs:
             now_ms = next(iter(logs.values())).clock.milliseconds()
             check_records(spread, self._topic.config, now_ms)
-        offsets = np.full(len(given), -1, np.int64)
+        self._write(spread, logs)
+
+    def _write(self, spread: SpreadRecords[GivenT], logs: dict[int, Log]) -> None:
+        offsets = np.full(len(spread.given), -1, np.int64)
         self._partitions.append(spread.numbers)
         self._offsets.append(offsets)
         for partition, log in logs.items():
@@ -165,7 +178,18 @@ class TopicExtender:
             indices = spread.grouped.indices(partition)[: len(appended)]
             offsets[indices] = np.arange(appended.start, appended.stop)
 
-    def _logs(self, spread: SpreadRecords) -> dict[int, Log]:
+    def _finish(self) -> TopicOffsets:
+        """Return where everything is, durable if that was asked for; raise if something failed."""
+        if self._sync:
+            self._flush()
+        if self._errors:
+            cause = next(iter(self._errors.values()))
+            if not self._ends:
+                raise cause
+            raise self._failure(cause) from cause
+        return self._appended()
+
+    def _logs(self, spread: SpreadRecords[GivenT]) -> dict[int, Log]:
         """Return the logs of the partitions that have records; what cannot be opened has failed."""
         logs = {}
         for partition in spread.grouped.partitions():
@@ -206,25 +230,28 @@ class TopicExtender:
         )
 
 
-def check_records(spread: SpreadRecords, config: LogConfig, now_ms: int) -> None:
+def check_records(spread: SpreadRecords[GivenT], config: LogConfig, now_ms: int) -> None:
     """
     Refuse what a topic's settings do not allow, before anything is written to any partition.
 
     Raises:
         InvalidRecordError: A record has no key, and the topic is compacted.
         InvalidTimestampError: A time is outside the topic's bounds.
-        RecordTooLargeError: A value alone is larger than ``max.message.bytes``.
+        RecordTooLargeError: A value, of Arrow's rows with its key, is larger than
+            ``max.message.bytes``.
         ValueError: A time is in another unit than milliseconds.
     """
     given, sizes = spread.given, spread.sizes
     largest = int(sizes.argmax())
     if sizes[largest] > config.max_message_bytes:
+        what = "key and value" if isinstance(given, ArrowRows) else "the value"
         raise RecordTooLargeError(
-            f"the value of record {largest} has {sizes[largest]} bytes, over max.message.bytes"
+            f"{what} of record {largest}: {sizes[largest]} bytes, over max.message.bytes"
             f" {config.max_message_bytes}; split the record"
         )
-    null_key: int | None = 0
-    if given.keys is not None:
-        null_key = given.keys.index(None) if config.compact and None in given.keys else None
-    timestamps = None if given.timestamps is None else checked_times(given.timestamps)
-    check_settings(config, null_key, timestamps, now_ms)
+    timestamps: npt.NDArray[np.int64] | None
+    if isinstance(given, ArrowRows) or given.timestamps is None:
+        timestamps = given.timestamps
+    else:
+        timestamps = checked_times(given.timestamps)
+    check_settings(config, given.null_key() if config.compact else None, timestamps, now_ms)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from logstore._native import Columns, encode_header_lists, group_partitions
-from logstore.arrow_columns import binary_array, binary_buffers
+from logstore.arrow_columns import ArrowRows, binary_array, binary_buffers
 from logstore.checkpoint import TopicPartition
 from logstore.errors import RecordTooLargeError
 from logstore.partitioner import partitions_for_keys
@@ -125,12 +125,12 @@ class RecordStager:
             return
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         columns = {name.lower(): batch.column(at) for at, name in enumerate(batch.schema.names)}
-        rows = _Rows(
+        rows = ArrowRows(
             binary_array(pa, columns["value"], "value"),
             _binary_or_none(columns.get("key"), "key"),
-            columns.get("partition"),
-            _headers_or_none(columns.get("headers")),
             self._times(columns.get("timestamp")),
+            headers=_headers_or_none(columns.get("headers")),
+            partitions=columns.get("partition"),
         )
         if self._writer is None:
             self._writer = self._open_writer()
@@ -171,7 +171,7 @@ class RecordStager:
 
     # -- one topic ---------------------------------------------------------------------------------
 
-    def _write_topic(self, topic: str, rows: _Rows) -> None:
+    def _write_topic(self, topic: str, rows: ArrowRows) -> None:
         plan = self._plans.get(topic)
         if plan is None:
             plan = self._plans[topic] = self._plan_of(topic)
@@ -179,9 +179,9 @@ class RecordStager:
         for partition, some in _grouped(rows, numbers, plan.partition_count):
             self._write_partition(TopicPartition(topic, partition), plan, some)
 
-    def _partitions(self, topic: str, plan: TopicPlan, rows: _Rows) -> npt.NDArray[np.int32]:
+    def _partitions(self, topic: str, plan: TopicPlan, rows: ArrowRows) -> npt.NDArray[np.int32]:
         """Return the partition of each row: the column's, its key's, or the one in turn."""
-        count = len(rows.values)
+        count = len(rows)
         if rows.keys is None or rows.keys.null_count == count:
             numbers = np.full(count, -1, np.int32)
         else:
@@ -204,7 +204,7 @@ class RecordStager:
         return numbers
 
     def _in_turn(
-        self, topic: str, plan: TopicPlan, rows: _Rows, unset: npt.NDArray[np.int64]
+        self, topic: str, plan: TopicPlan, rows: ArrowRows, unset: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """Return one partition for as many rows as fill a batch, then the next, as Kafka does."""
         _, offsets, _ = binary_buffers(rows.values)
@@ -215,7 +215,7 @@ class RecordStager:
         turns: npt.NDArray[np.int64] = (turn + batches) % plan.partition_count
         return turns
 
-    def _write_partition(self, place: TopicPartition, plan: TopicPlan, rows: _Rows) -> None:
+    def _write_partition(self, place: TopicPartition, plan: TopicPlan, rows: ArrowRows) -> None:
         assert self._writer is not None
         before = len(self._writer.batches)
         self._writer.add(place, rows.columns(self._now_ms), batch_bytes=plan.batch_bytes)
@@ -229,56 +229,11 @@ class RecordStager:
                 )
 
 
-class _Rows(NamedTuple):
-    """Columns of the same rows, as Arrow arrays and as numbers."""
-
-    values: Any
-    keys: Any
-    partitions: Any
-    headers: Any
-    timestamps: npt.NDArray[np.int64] | None
-
-    def take(self, order: npt.NDArray[np.int64]) -> _Rows:
-        """Return rows in another order."""
-        indices = pa.array(order)
-        times = None if self.timestamps is None else self.timestamps[order]
-        return _Rows._make(
-            [None if each is None else each.take(indices) for each in self[:4]] + [times]
-        )
-
-    def slice(self, start: int, stop: int) -> _Rows:
-        """Return some of the rows, without a copy."""
-        times = None if self.timestamps is None else self.timestamps[start:stop]
-        count = stop - start
-        return _Rows._make(
-            [None if each is None else each.slice(start, count) for each in self[:4]] + [times]
-        )
-
-    def columns(self, now_ms: int) -> Columns:
-        """Return what C encodes."""
-        data, offsets, validity = binary_buffers(self.values)
-        keys: dict[str, Any] = {}
-        if self.keys is not None:
-            key_data, key_offsets, key_validity = binary_buffers(self.keys)
-            keys = {"keys": key_data, "key_offsets": key_offsets, "key_validity": key_validity}
-        if self.headers is not None:
-            keys["headers"], keys["header_offsets"], _ = binary_buffers(self.headers)
-        return Columns(
-            data,
-            offsets,
-            value_validity=validity,
-            timestamps=self.timestamps,
-            timestamp=now_ms,
-            count=len(self.values),
-            **keys,
-        )
-
-
 def _grouped(
-    rows: _Rows, numbers: npt.NDArray[np.int32], count: int
-) -> Iterator[tuple[int, _Rows]]:
+    rows: ArrowRows, numbers: npt.NDArray[np.int32], count: int
+) -> Iterator[tuple[int, ArrowRows]]:
     """Yield rows by their numbers, those of one number in order; large ones as they come."""
-    row_count = len(rows.values)
+    row_count = len(rows)
     if (numbers == numbers[0]).all():
         yield int(numbers[0]), rows
     elif rows.values.nbytes >= row_count * LARGE_ROW_BYTES:
@@ -287,7 +242,7 @@ def _grouped(
             yield int(numbers[start]), rows.slice(start, stop)
     else:
         grouped = group_partitions(numbers, count)
-        ordered = rows.take(grouped.order)
+        ordered = rows.picked(grouped.order)
         for number in grouped.partitions():
             start, stop = int(grouped.starts[number]), int(grouped.starts[number + 1])
             yield number, ordered.slice(start, stop)
