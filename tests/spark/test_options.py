@@ -134,7 +134,12 @@ def test_numbers(value):
     """Whole, and at least 1."""
     for name in ("batchBytes", "batchRows"):
         refused(f"option {name} is .*a whole number from 1 to 2147483647", **{name: value})
-    for name in ("minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger"):
+    for name in (
+        "minPartitions",
+        "maxPartitions",
+        "maxRecordsPerPartition",
+        "maxOffsetsPerTrigger",
+    ):
         refused(f"option {name} is .*a whole number from 1 on", **{name: value})
 
 
@@ -144,6 +149,7 @@ def test_other_values():
     refused("kafka.isolation.level is 'none'", kafka__isolation__level="none")
     refused("maxTriggerDelay is 'soon'; give a time such as", maxTriggerDelay="soon")
     refused("less than minOffsetsPerTrigger", minOffsetsPerTrigger="9", maxOffsetsPerTrigger="8")
+    refused("maxPartitions is '?8'?, less than minPartitions", minPartitions="9", maxPartitions="8")
     refused("columns has 'values'; there are key, value", columns="values")
     refused("name each column once", columns="key,KEY")
     refused("option numPartitions is for writing", numPartitions="3")

@@ -18,7 +18,7 @@ from logstore.spark.offsets import (
     parse_timestamps,
     to_json,
 )
-from logstore.spark.planning import OffsetRange, rate_limited, split_ranges
+from logstore.spark.planning import OffsetRange, rate_limited, shared, split_ranges
 
 ORDERS = [TopicPartition("orders", number) for number in range(4)]
 
@@ -91,6 +91,28 @@ def test_splitting_loses_nothing(sized, parts, most):
                 assert part.start == edge
                 edge = part.stop
         assert edge == each.stop
+
+
+@pytest.mark.parametrize(
+    ("sized", "most", "expected"),
+    [
+        ((1, 1, 1, 1), None, [[1], [1], [1], [1]]),
+        ((1, 1, 1, 1), 4, [[1], [1], [1], [1]]),
+        ((1, 1, 1, 1), 2, [[1, 1], [1, 1]]),
+        ((1, 1, 1, 1), 1, [[1, 1, 1, 1]]),
+        ((1, 1, 1, 1), 3, [[1], [1, 1], [1]]),
+        ((9, 1, 1, 1), 2, [[9], [1, 1, 1]]),
+        ((1, 1, 1, 9), 2, [[1, 1, 1], [9]]),
+        ((1, 1, 9, 1), 3, [[1, 1], [9], [1]]),
+        ((10**18, 1, 1, 1), 3, [[10**18], [1, 1, 1]]),
+        ((), 1, []),
+    ],
+)
+def test_sharing(sized, most, expected):
+    """About the same number of offsets for each task."""
+    found = shared(ranges(*sized), most)
+    assert [[each.size for each in task] for task in found] == expected
+    assert [each for task in found for each in task] == ranges(*sized)
 
 
 def test_json_has_one_spelling():

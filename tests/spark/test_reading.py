@@ -349,7 +349,7 @@ class TestBatch:
         for _ in range(100):
             log.extend([bytes(100)] * 40)  # One batch of some 4.3 kB.
         reader = source(store, maxBytesPerPartition="50000").reader(PLACE)
-        tasks = [partition.value for partition in reader.partitions()]
+        tasks = [task for partition in reader.partitions() for task in partition.value]
         assert 7 <= len(tasks) <= 10
         assert all(task.start % 40 == 0 for task in tasks)
         assert all(task.stop - task.start >= 400 for task in tasks[:-1])
@@ -404,6 +404,21 @@ class TestBatch:
         assert len(reader.partitions()) == 6
         assert places(read(reader, reader.partitions())) == spread((0, 10), (0, 10))
 
+    @pytest.mark.parametrize("most", [1, 2, 3, 16])
+    def test_max_partitions(self, store, most):
+        """A task reads several partitions, one after another."""
+        for name in ("a", "b"):
+            for log in store.create_topic(name, partitions=4).logs():
+                log.extend([b"v"] * 5)
+        options = {"subscribe": "a,b", "maxPartitions": str(most)}
+        reader = source(store, **options).reader(schema_of("topic", "partition", "offset"))
+        partitions = reader.partitions()
+        assert len(partitions) == min(most, 8)
+        rows = [
+            tuple(row.values()) for each in read(reader, partitions) for row in each.to_pylist()
+        ]
+        assert rows == [(name, each, n) for name in "ab" for each in range(4) for n in range(5)]
+
     def test_nothing_to_read(self, store):
         """Spark makes a partition without a value then."""
         store.create_topic("orders", partitions=1)
@@ -436,7 +451,7 @@ class TestPushdown:
         """What cannot be there is not read; Spark filters the rest, and so gets all filters."""
         reader = source(orders, filterPushdown="true").reader(schema_of(*COLUMNS))
         assert reader.pushFilters(filters) is filters
-        tasks = [partition.value for partition in reader.partitions()]
+        tasks = [task for partition in reader.partitions() for task in partition.value]
         assert [
             (each.topic_partition.partition, each.start, each.stop) for each in tasks
         ] == planned
@@ -659,6 +674,8 @@ class TestStream:
             "maxOffsetsPerTrigger": str(draw.randint(1, 40)),
             "minPartitions": str(draw.randint(1, 9)),
         }
+        if draw.random() < 0.5:
+            options["maxPartitions"] = str(draw.randint(int(options["minPartitions"]), 9))
         store = orders
         store.delete_topic("orders")
         store.create_topic("t0", partitions=2)[0].extend([b"before"] * draw.randint(0, 20))

@@ -16,10 +16,10 @@ from logstore.checkpoint import TopicPartition
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.offsets import EARLIEST, LATEST, OffsetSpec
 from logstore.spark.options import SourceOptions
-from logstore.spark.planning import OffsetRange, split_ranges
+from logstore.spark.planning import OffsetRange, shared, split_ranges
 from logstore.spark.reading import DataLoss, read_task
 from logstore.spark.source_columns import Column
-from logstore.spark.source_logs import ReadTask, SourceLogs
+from logstore.spark.source_logs import SourceLogs
 from logstore.spark.worker_process import settle
 
 FROM_EARLIEST = OffsetSpec("startingOffsets", default=EARLIEST)
@@ -80,26 +80,31 @@ def _range(
     return OffsetRange(topic_partition, start, stop)
 
 
-def plan_tasks(
+def plan_partitions(
     logs: SourceLogs, ranges: Sequence[OffsetRange], options: SourceOptions
-) -> list[ReadTask]:
-    """Return the tasks for ranges: cut by bytes first, then by the connector's rules."""
-    parts = [part for each in ranges for part in logs.cut_by_bytes(each)]
-    return logs.tasks(
-        split_ranges(
-            parts,
-            min_partitions=options.min_partitions,
-            max_records=options.max_records_per_partition,
-        )
+) -> list[InputPartition]:
+    """
+    Return Spark's partitions for ranges: cut by bytes first, then by the connector's rules.
+
+    A partition's value is a tuple of one :class:`ReadTask`, or of several if there may be fewer
+    partitions than that.
+    """
+    parts = split_ranges(
+        [part for each in ranges for part in logs.cut_by_bytes(each)],
+        min_partitions=options.min_partitions,
+        max_records=options.max_records_per_partition,
     )
+    return [
+        InputPartition(tuple(logs.tasks(each))) for each in shared(parts, options.max_partitions)
+    ]
 
 
 def read_partition(
     partition: InputPartition, columns: Sequence[Column], options: SourceOptions
 ) -> Iterator[Any]:
     """Return the record batches of a partition of Spark's; where nothing is to read it has none."""
-    if partition.value is not None:
-        yield from read_task(partition.value, columns, options)
+    for task in partition.value or ():
+        yield from read_task(task, columns, options)
     settle()
 
 
@@ -125,9 +130,9 @@ class LogStoreBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the tasks."""
         with contextlib.closing(SourceLogs(self.options)) as logs:
-            tasks = plan_tasks(logs, self.ranges(logs), self.options)
+            partitions = plan_partitions(logs, self.ranges(logs), self.options)
         settle()
-        return [InputPartition(task) for task in tasks]
+        return partitions
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Return the record batches of one task."""

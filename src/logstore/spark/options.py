@@ -54,6 +54,7 @@ SOURCE_OPTIONS: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "maxBytesPerPartition",
     "maxOffsetsPerTrigger",
+    "maxPartitions",
     "maxRecordsPerPartition",
     "maxTriggerDelay",
     "minOffsetsPerTrigger",
@@ -156,6 +157,7 @@ class SourceOptions(NamedTuple):
         latest_if_no_match: A start by time that no record is at or after is the end.
         fail_on_data_loss: Fail when records are gone, or else step over them and say so.
         min_partitions: Tasks to reach, about.
+        max_partitions: Tasks at most.
         max_records_per_partition: Offsets of a task at most.
         max_bytes_per_partition: Bytes of a task at most, about; 0: any.
         batch_bytes: Of a column of a record batch at most, unless one record has more.
@@ -178,6 +180,7 @@ class SourceOptions(NamedTuple):
     latest_if_no_match: bool
     fail_on_data_loss: bool
     min_partitions: int | None
+    max_partitions: int | None
     max_records_per_partition: int | None
     max_bytes_per_partition: int
     batch_bytes: int
@@ -382,6 +385,9 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
             "maxOffsetsPerTrigger",
             f"is {maximum}, less than minOffsetsPerTrigger ({minimum})",
         )
+    fewest, most = given.number("minPartitions"), given.number("maxPartitions")
+    if fewest is not None and most is not None and fewest > most:
+        raise invalid("maxPartitions", f"is {most}, less than minPartitions ({fewest})")
     max_bytes = given.number("maxBytesPerPartition", 0)
     poll_timeout = given.number("kafkaConsumer.pollTimeoutMs", 0)
     isolation = given.choice(
@@ -395,7 +401,8 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         ending=_limit(given, "ending", LATEST),
         latest_if_no_match=strategy == "latest",
         fail_on_data_loss=given.flag("failOnDataLoss", True),
-        min_partitions=given.number("minPartitions"),
+        min_partitions=fewest,
+        max_partitions=most,
         max_records_per_partition=given.number("maxRecordsPerPartition"),
         max_bytes_per_partition=MAX_BYTES_PER_PARTITION if max_bytes is None else max_bytes,
         batch_bytes=given.number("batchBytes", maximum=INT32_MAX) or BATCH_BYTES,

@@ -86,6 +86,26 @@ def split_ranges(
     ]
 
 
+def shared(ranges: Sequence[OffsetRange], tasks_max: int | None) -> list[list[OffsetRange]]:
+    """
+    Return the ranges of each task: one, or where that would be too many tasks some neighbours.
+
+    Args:
+        ranges: What to read; none is empty.
+        tasks_max: As many tasks at most, with about the same number of offsets; None: any number.
+    """
+    if tasks_max is None or len(ranges) <= tasks_max:
+        return [[each] for each in ranges]
+    total = sum(each.size for each in ranges)
+    found: list[list[OffsetRange]] = [[] for _ in range(tasks_max)]
+    before = 0
+    for each in ranges:
+        middle = 2 * before + each.size
+        found[middle * tasks_max // (2 * total)].append(each)
+        before += each.size
+    return [task for task in found if task]
+
+
 def _part_count(size: int, total: int, wanted: int) -> int:
     """Return ``size / total * wanted``, rounded half up, at least 1."""
     return max((2 * size * wanted + total) // (2 * total), 1)

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from logstore.checkpoint import TopicPartition
 from logstore.clock import SYSTEM_CLOCK, Clock
-from logstore.spark.batch_reader import plan_tasks, read_partition
+from logstore.spark.batch_reader import plan_partitions, read_partition
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.offsets import (
     EARLIEST,
@@ -205,7 +205,7 @@ class LogStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [each for each in ranges if each.size > 0]
         if ranges:
             logger.info("micro-batch: %s", ", ".join(map(str, ranges)))
-        return [InputPartition(task) for task in plan_tasks(logs, ranges, self.options)]
+        return plan_partitions(logs, ranges, self.options)
 
     def _range(
         self, logs: SourceLogs, each: TopicPartition, start: int | None, end: int
