@@ -227,7 +227,6 @@ class Cleaner:
                 taken, data = self._take_pieces(segment, position, taker)
                 if taken == STOPPED:
                     return False
-                self._throttler.maybe_throttle(taken + len(data))
                 position += taken
                 if taken > 0 and not data:
                     continue
@@ -255,9 +254,12 @@ class Cleaner:
         self._have_read_buffer(segment, self._io_buffer_bytes)
         buffer = self._read_buffer[: self._io_buffer_bytes]
         count = 1 if self._throttler.is_limited else PIECES_AT_ONCE
+        end, base_offset = segment.size_bytes, segment.base_offset
         with segment.handle.lease() as fd:
-            pieces = Pieces(segment.files, fd, position, segment.size_bytes, buffer, count)
+            pieces = Pieces(segment.files, fd, position, end, buffer, count, base_offset)
             taken = taker.take_pieces(pieces)
+        if taken != STOPPED:
+            self._throttler.maybe_throttle(pieces.bytes_read)
         return taken, pieces.held
 
     def _read(self, segment: LogSegment, position: int, size: int) -> memoryview:

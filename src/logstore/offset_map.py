@@ -3,16 +3,17 @@ The offset map: the last offset of each key in the dirty part of a log, in bound
 
 24 bytes a key, as in Kafka, so that the same memory holds the same number of keys: ``memory // 24``
 slots, of which a share, the load factor, is filled. A full map ends the dirty part of a round; the
-next round goes on behind it. Of the 24 bytes 16 are the slot: 88 bits of hash, 40 of offset. The
-others note which offsets are superseded, 64 offsets a slot, so that copying what stays of the dirty
-part looks no key up.
+next round goes on behind it. Of the 24 bytes 16 are the slot: 88 bits say which key, 40 its offset.
+The others note which offsets are superseded, 64 a slot, so that copying what stays of the
+dirty part looks no key up, and where batches are, so that those of which nothing stays are not read
+twice.
 
-Keys are compared by their hashes alone: two keys with one hash would be taken for one, and the
-older record lost. Kafka's hash is MD5, for which anybody can make two such keys. Here it is
-SipHash-2-4 with 128 bits under a secret that is drawn for each map: who chooses the keys does not
-know the hashes, and what remains is chance: the bits that are kept, and those that lead to the
-slot, give 10^-18 for a round over 10^8 records. Nothing of the map is ever stored.
-(docs/decisions/0060.)
+Keys of up to 8 bytes are in the map as they are. Longer ones are compared by their hashes alone:
+two keys with one hash would be taken for one, and the older record lost. Kafka's hash is MD5, for
+which anybody can make two such keys. Here it is SipHash-2-4 with 128 bits under a secret that is
+drawn for each map: who chooses the keys does not know the hashes, and what remains is chance: the
+bits that are kept, and those that lead to the slot, give 10^-18 for a round over 10^8 records.
+Nothing of the map is ever stored. (docs/decisions/0060.)
 
 Source: Kafka ``SkimpyOffsetMap``; spec 7.2.
 """

@@ -14,8 +14,10 @@ from sampling import examples
 
 from logstore import _native
 from logstore.errors import InvalidRecordError
+from logstore.offset_map import OffsetMap
 
 NOISE = random.Random(8).randbytes(9000)
+MAP_BASE = 2**31  # Offsets of the map are not negative, deltas may be.
 GUARDED = Guarded(1 << 19)
 BYTES = st.sampled_from([None, b"", b"a", b"four", NOISE[:20], NOISE[:63], NOISE[:64], NOISE[:300]])
 HEADERS = st.lists(
@@ -33,6 +35,15 @@ def wrapped(number):
     return (number + 2**63) % 2**64 - 2**63
 
 
+def mapped(section, count):
+    """Put the records of a section into an offset map of the cleaner."""
+    offset_map = OffsetMap(24 * 20_000)
+    found = offset_map.map_section(
+        section, count, base_offset=MAP_BASE, last_offset=MAP_BASE, start_offset=0
+    )
+    return found, offset_map
+
+
 def check_like_reference(data, count):
     """The kernels agree with the reference on ``data``, which ends at unreadable memory."""
     section = GUARDED(data)
@@ -43,7 +54,15 @@ def check_like_reference(data, count):
             _native.decode_records(section, base_offset=0, base_timestamp=0, record_count=count)
         with pytest.raises(InvalidRecordError):
             _native.check_records(section, count, 0)
+        assert _native.CLEAN_INVALID == mapped(section, count)[0].stop
         return None
+
+    found, offset_map = mapped(section, count)
+    last_offsets = {each.key: MAP_BASE + each.offset_delta for each in records}
+    for key, offset in last_offsets.items():
+        assert key is None or offset == offset_map.get(key)
+    assert (len(records), sum(each.key is None for each in records), _native.CLEAN_END) == found[1:]
+    assert len(last_offsets) - (None in last_offsets) == len(offset_map)
 
     columns = _native.decode_records(section, base_offset=5, base_timestamp=7, record_count=count)
     for index, record in enumerate(records):

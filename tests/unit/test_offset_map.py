@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from random import Random
 
+import numpy as np
 import pytest
 
 from logstore._native import (
@@ -145,6 +146,33 @@ class TestBatches:
                 assert offset == offset_map.get(key)
         assert len(last) - (None in last) == len(offset_map)
 
+    @pytest.mark.parametrize("count", [1, 2, 8])
+    def test_short_keys_are_themselves(self, count):
+        """Keys of up to 8 bytes that differ in their size or in one bit are never one."""
+        keys = [b"\0" * size for size in range(11)]
+        keys += [
+            (1 << bit).to_bytes(size, "little") for size in range(1, 10) for bit in range(8 * size)
+        ]
+        offset_map = OffsetMap(24_000)
+        for first in range(0, len(keys), count):
+            offset_map.map_batches(self.batch(keys[first : first + count], first), 0)
+
+        assert list(range(len(keys))) == [offset_map.get(key) for key in keys]
+        assert -1 == offset_map.get(b"\0" * 12)
+
+    @pytest.mark.parametrize("step", [1, 256, 2**32, 2**56])
+    def test_numbers_spread_over_slots(self, step):
+        """Keys that are numbers, one after the other, are found as fast as others."""
+        offset_map = OffsetMap(24 * 2000)
+        count = min(1000, 2**64 // step)
+        keys = [(number * step).to_bytes(8, "big") for number in range(count)]
+        offset_map.map_batches(self.batch(keys), 0)
+
+        taken = np.flatnonzero(offset_map._entries.reshape(-1, 2)[:, 1])
+        runs = np.split(taken, np.flatnonzero(np.diff(taken) > 1) + 1)
+        assert count == len(taken)
+        assert max(len(run) for run in runs) < 60
+
     def test_memory(self):
         """Slots, and what is noted of offsets, take what Kafka's slots of 24 bytes do."""
         offset_map = OffsetMap(24_000)
@@ -152,6 +180,25 @@ class TestBatches:
 
         assert 1000 == offset_map.slots
         assert 24_000 == offset_map.slots * OFFSET_MAP_ENTRY_BYTES + offset_map.noted_offsets // 8
+        for noted in (0, 1000, 63_000):
+            offset_map.clear(0, noted)
+            arrays = (offset_map._entries, offset_map._superseded, offset_map._stretches)
+            assert 24_000 >= sum(array.nbytes for array in arrays) > 23_900
+
+    def test_few_offsets_take_few_slots(self):
+        """A short round touches little memory; each of its offsets may be another key's."""
+        offset_map = OffsetMap(24_000)
+        offset_map.clear(70, 170)
+        assert 200 * OFFSET_MAP_ENTRY_BYTES == offset_map._entries.nbytes
+
+        mapped = offset_map.map_batches(self.batch([b"%d" % n for n in range(100)], 70), 70)
+        assert (100, CLEAN_END) == (mapped.records_read, mapped.stop)
+        assert (1000, 900, 100, 169) == (
+            offset_map.slots,
+            offset_map.entries_max,
+            offset_map.size,
+            offset_map.get(b"99"),
+        )
 
     def test_offsets_out_of_reach(self):
         """One that is 2^40 above the base is for the next round, if there was anything in this."""
@@ -174,7 +221,8 @@ class TestSuperseded:
     def clean(self, data, *, noted, start_offset=0, memory=24_000, now_ms=0):
         """Return what was cleaned, and the bytes that stay."""
         offset_map = OffsetMap(memory)
-        offset_map.clear(start_offset, start_offset + noted)
+        offset_map.clear(start_offset, start_offset + 1000)
+        offset_map._struct.superseded_count = min(offset_map.noted_offsets, noted)
         offset_map.map_batches(data, start_offset)
         keep = RecordFilter(offset_map, now_ms=now_ms, delete_horizon=99, kept_ends=[])
         out = bytearray(2 * len(data) + 1000)
@@ -271,6 +319,119 @@ class TestSuperseded:
 
 class TestPieces:
     """What C reads of a file by itself, piece by piece."""
+
+    @staticmethod
+    def noting():
+        """Return a map that knows small stretches of a file."""
+        offset_map = OffsetMap(24_000)
+        offset_map.clear(0, 1000)
+        offset_map._struct.stretch_bytes = 200
+        return offset_map
+
+    @staticmethod
+    def mapped(path, offset_map, *, size=1000, segment=0, start_offset=0):
+        """Put the batches of a file into a map, and return its pieces."""
+        fd = REAL_FILES.open(path, os.O_RDONLY)
+        try:
+            end = path.stat().st_size
+            pieces = Pieces(REAL_FILES, fd, 0, end, memoryview(bytearray(size)), 1000, segment)
+            offset_map.map_file(pieces, start_offset)
+        finally:
+            REAL_FILES.close(fd)
+        return pieces
+
+    @staticmethod
+    def cleaned(path, offset_map, *, kept_ends=(), size=1000, segment=0):
+        """Return what was cleaned of a file, the bytes that stay, and the pieces."""
+        keep = RecordFilter(offset_map, now_ms=0, delete_horizon=99, kept_ends=[*kept_ends])
+        out = bytearray(2 * path.stat().st_size + 10_000)
+        fd = REAL_FILES.open(path, os.O_RDONLY)
+        try:
+            end = path.stat().st_size
+            pieces = Pieces(REAL_FILES, fd, 0, end, memoryview(bytearray(size)), 1000, segment)
+            found = keep.clean_file(pieces, out)
+        finally:
+            REAL_FILES.close(fd)
+        return found, bytes(out[: found.bytes_written]), pieces
+
+    def whole(self, data, **arguments):
+        """Return what is cleaned of bytes in memory, and what stays of them."""
+        offset_map = OffsetMap(24_000)
+        offset_map.clear(0, 1000)
+        offset_map.map_batches(data, 0)
+        keep = RecordFilter(offset_map, now_ms=0, delete_horizon=99, **arguments)
+        out = bytearray(2 * len(data))
+        found = keep.clean_batches(data, out)
+        return found, bytes(out[: found.bytes_written])
+
+    def test_batches_that_go_as_a_whole_are_not_read_again(self, tmp_path):
+        """They are counted; damage in them, since they were checked, does no harm any more."""
+        data = b"".join(self.BATCHES)
+        path = tmp_path / "log"
+        path.write_bytes(data)
+        offset_map = self.noting()
+        pieces = self.mapped(path, offset_map)
+        assert len(data) <= pieces.bytes_read
+
+        damaged = bytearray(data)
+        damaged[len(self.BATCHES[0]) - 1] ^= 1
+        path.write_bytes(damaged)
+        found, kept, pieces = self.cleaned(path, offset_map)
+        assert (found, kept) == self.whole(data, kept_ends=[])
+        assert (len(data), 100) == (found.bytes_read, found.records_read)
+        assert len(b"".join(self.BATCHES[-2:])) == pieces.bytes_read  # Keys are 0 to 6.
+
+    def test_batches_that_stay_without_records_are_read(self, tmp_path):
+        """The last one of a producer, and what is in a stretch with it."""
+        data = b"".join(self.BATCHES)
+        path = tmp_path / "log"
+        path.write_bytes(data)
+        for kept_ends in ([4], [49, 64], [94], [99]):
+            offset_map = self.noting()
+            self.mapped(path, offset_map)
+            found, kept, _ = self.cleaned(path, offset_map, kept_ends=kept_ends)
+
+            assert (found, kept) == self.whole(data, kept_ends=kept_ends)
+
+    @pytest.mark.parametrize("size", [260, 1000])
+    @pytest.mark.parametrize("memory", [240, 480, 24_000])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_whatever_is_passed(self, tmp_path, seed, memory, size):
+        """Several files, gaps, and little memory for stretches: what stays is the same."""
+        random = Random(seed)
+        paths, contents, offset = [], [], 0
+        for number in range(3):
+            data = b""
+            for _ in range(30):
+                offset += random.choice([0, 0, 0, 3])
+                count = random.randint(1, 9)
+                rows = [
+                    (offset + delta, 0, b"%d" % random.randrange(3 + 5 * number), b"v" * 9, ())
+                    for delta in range(count)
+                ]
+                data += encode_batch(rows, base_offset=offset)
+                offset += count
+            contents.append(data)
+            paths.append(tmp_path / str(number))
+            paths[-1].write_bytes(data)
+
+        expected, passing = OffsetMap(24_000), self.noting()
+        passing._struct.stretches_max = min(memory // 40, passing._struct.stretches_max)
+        for number, (path, data) in enumerate(zip(paths, contents, strict=True)):
+            expected.map_batches(data, 0)
+            self.mapped(path, passing, size=size, segment=number)
+        ends = [random.randrange(offset) for _ in range(3)]
+        keep = RecordFilter(expected, now_ms=0, delete_horizon=99, kept_ends=ends)
+        read = 0
+        for number, (path, data) in enumerate(zip(paths, contents, strict=True)):
+            out = bytearray(2 * len(data))
+            found = keep.clean_batches(data, out)
+            mine = self.cleaned(path, passing, kept_ends=ends, size=size, segment=number)
+            assert (found, bytes(out[: found.bytes_written])) == mine[:2]
+            read += mine[2].bytes_read
+        assert passing._struct.stretch_count <= passing._struct.stretches_max
+        if memory == 24_000 and size == 1000:
+            assert read < sum(map(len, contents))
 
     BATCHES = tuple(
         encode_batch(

@@ -31,6 +31,9 @@ CLEAN_TAKEN: int = lib.LS_CLEAN_TAKEN
 
 SECRET_BYTES = 16
 _ALL_BATCHES = 2**62
+_STRETCH_BYTES: int = ffi.sizeof("struct ls_stretch")
+_STRETCHES_MAX = 32_768
+_BYTES_PER_STRETCH = 32_768  # Of a file, at first: less would take as long to ask for as to read.
 _UINTPTR = ffi.typeof("uintptr_t")
 
 
@@ -85,6 +88,7 @@ class Pieces:
         end: Where the file's batches end.
         buffer: The size of a piece.
         count: Of pieces, unless batches that are cut ask for more.
+        segment: Which of a log's files it is: its base offset.
     """
 
     __slots__ = ("_buffer", "_files", "_struct")
@@ -97,6 +101,7 @@ class Pieces:
         end: int,
         buffer: memoryview,
         count: int,
+        segment: int = 0,
     ) -> None:
         self._files = files
         self._buffer = buffer
@@ -106,12 +111,18 @@ class Pieces:
         self._struct.position = position
         self._struct.pause = min(end, position + (count - 1) * len(buffer) + 1)
         self._struct.end = end
+        self._struct.segment = segment
         self._struct.fd = fd
 
     @property
     def position(self) -> int:
         """Of the first byte that was not taken."""
         return int(self._struct.position)
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the file: what was taken without a look is not among them, what is held is."""
+        return int(self._struct.bytes_read)
 
     @property
     def held(self) -> memoryview:
@@ -133,10 +144,19 @@ class NativeOffsetMap:
         slots: How many entries there is room for.
         entries_max: How many a walk puts in at most.
         secret: Of the hash, 16 bytes.
-        superseded_max: Of how many offsets it is noted at most whether they are superseded.
+        superseded_max: Of how many offsets it is noted at most whether they are superseded. Memory
+            that this leaves notes where in the files batches are.
     """
 
-    __slots__ = ("_entries", "_struct", "_superseded", "_superseded_max")
+    __slots__ = (
+        "_entries",
+        "_entries_max",
+        "_slots",
+        "_stretches",
+        "_struct",
+        "_superseded",
+        "_superseded_max",
+    )
 
     def __init__(
         self, slots: int, entries_max: int, secret: bytes, superseded_max: int = 0
@@ -144,13 +164,14 @@ class NativeOffsetMap:
         assert 0 < entries_max <= slots
         assert len(secret) == SECRET_BYTES
         self._struct = ffi.new("struct ls_offset_map *")
-        self._struct.slot_count = slots
-        self._struct.entries_max = entries_max
+        self._slots = slots
+        self._entries_max = entries_max
         words = np.frombuffer(secret, np.uint64)
         self._struct.secret[0], self._struct.secret[1] = int(words[0]), int(words[1])
         self._superseded_max = superseded_max
-        self._entries: npt.NDArray[np.uint64] | None = None
+        self._entries: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
         self._superseded: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._stretches: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.clear()
 
     def clear(self, start_offset: int = 0, end_offset: int = 0) -> None:
@@ -159,15 +180,18 @@ class NativeOffsetMap:
 
         Args:
             start_offset: No lower one is put.
-            end_offset: Up to there it is noted which offsets are superseded, as far as memory goes.
+            end_offset: Nor this one, unless it is 0. There are two slots for each offset below it
+                at most, and it is noted which are superseded, as far as memory goes.
         """
         assert start_offset >= 0
         struct = self._struct
-        if struct.entry_count > 0 or self._entries is None:
-            self._entries = None  # Before the new memory is there: never both.
-            self._entries = np.zeros(
-                int(struct.slot_count) * OFFSET_MAP_ENTRY_BYTES // 8, np.uint64
-            )
+        offsets = max(1, end_offset - start_offset)
+        slots = self._slots if end_offset == 0 else min(self._slots, 2 * offsets)
+        if struct.entry_count > 0 or struct.slot_count != slots:
+            self._entries = np.empty(0, np.uint64)  # Before the new memory is there: never both.
+            self._entries = np.zeros(slots * OFFSET_MAP_ENTRY_BYTES // 8, np.uint64)
+            struct.slot_count = slots
+            struct.entries_max = min(slots, self._entries_max)
         words = max(0, min(end_offset - start_offset + 63, self._superseded_max)) // 64
         self._superseded = np.zeros(words, np.uint64)
         struct.entries = _address(self._entries)
@@ -176,16 +200,22 @@ class NativeOffsetMap:
         struct.latest_offset = -1
         struct.superseded = _address(self._superseded)
         struct.superseded_count = 64 * words
+        stretches = min((self._superseded_max // 8 - 8 * words) // _STRETCH_BYTES, _STRETCHES_MAX)
+        self._stretches = np.empty(max(0, stretches) * _STRETCH_BYTES // 8, np.int64)
+        struct.stretches = _address(self._stretches)
+        struct.stretch_count = 0
+        struct.stretches_max = max(0, stretches)
+        struct.stretch_bytes = _BYTES_PER_STRETCH
 
     @property
     def slots(self) -> int:
         """Entries that there is room for."""
-        return int(self._struct.slot_count)
+        return self._slots
 
     @property
     def entries_max(self) -> int:
         """Entries that a walk puts in at most."""
-        return int(self._struct.entries_max)
+        return self._entries_max
 
     @property
     def size(self) -> int:

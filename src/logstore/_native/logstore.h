@@ -345,14 +345,16 @@ int64_t ls_partition_keys(const struct ls_columns *columns, int32_t partitions, 
 int64_t ls_group_partitions(uintptr_t partition_numbers, int64_t count, int32_t partitions,
                             uintptr_t starts, uintptr_t order);
 
-/* ---- kernels: compaction (ls_offset_map.c, ls_clean.c, ls_pieces.c) ------------------------ */
+/* ---- kernels: compaction (ls_offset_map.c, ls_clean.c, ls_pieces.c, ls_stretches.c) --------- */
 /*
- * The last offset of each key, as hashes: open addressing over the caller's memory, which is all
- * zeros at first. A slot has 88 bits of SipHash-2-4-128 of the key, beside those that say where it
- * is, and 40 bits of offset, counted from base_offset.
+ * The last offset of each key: open addressing over the caller's memory, which is all
+ * zeros at first. A slot has the key, if that has up to 8 bytes, or 87 bits of its SipHash-2-4-128,
+ * beside those that say where it is; and 40 bits of offset, counted from base_offset.
  *
  * While offsets ascend and every record has a key, the map also notes which offsets are superseded,
- * as far as there is memory for it: what a key's later record makes go needs no second look-up.
+ * as far as there is memory for it: what a key's later record makes go needs no second look-up. And
+ * it notes where in the files the batches were whose CRC was right: of a stretch in which every
+ * offset is superseded, nothing needs a second reading.
  */
 enum { LS_OFFSET_MAP_ENTRY_BYTES = 16 };
 struct ls_offset_map {
@@ -364,7 +366,20 @@ struct ls_offset_map {
     int64_t latest_offset;    /* the greatest offset put or seen; -1 */
     uintptr_t superseded;     /* a bit for each offset from base_offset on, in words of 64 */
     int64_t superseded_count; /* bits there; 0: nothing is known */
-    uint64_t secret[2];       /* of the hash */
+    uintptr_t stretches;      /* struct ls_stretch, ascending */
+    int64_t stretch_count;
+    int64_t stretches_max; /* that there is room for; when it is taken, neighbours become one */
+    int64_t stretch_bytes; /* of neighbours that are one, at most; > 0 */
+    uint64_t secret[2];    /* of the hash */
+};
+
+/* Neighbouring batches of one file, which ls_map_file has put whole. */
+struct ls_stretch {
+    int64_t segment; /* as the pieces say it */
+    int64_t position;
+    int64_t size;
+    int64_t base_offset;
+    int64_t end_offset;
 };
 
 /* Whether one more key may be put at this offset; it may be the first and far above the base. */
@@ -420,6 +435,8 @@ struct ls_pieces {
     int64_t end;
     int64_t held_at; /* where in the buffer that byte is */
     int64_t held_size;
+    int64_t bytes_read; /* of the file, whatever became of them */
+    int64_t segment;    /* says which file it is: its base offset */
     int32_t fd;
     int32_t reserved;
 };
@@ -472,7 +489,10 @@ void ls_clean_batches(const struct ls_offset_map *map, const struct ls_cleaning 
                       uintptr_t bytes, int64_t size, int32_t flags, int64_t batches_max,
                       uintptr_t out, int64_t out_size, uintptr_t runs, int64_t runs_max,
                       struct ls_cleaned *cleaned);
-/* The same of all pieces, as ls_map_file does it; 0, or < 0: it could not be read. */
+/*
+ * The same of all pieces, as ls_map_file does it; 0, or < 0: it could not be read. Stretches of which
+ * nothing stays are not read, but counted.
+ */
 int64_t ls_clean_file(const struct ls_offset_map *map, const struct ls_cleaning *cleaning,
                       ls_io *io, struct ls_pieces *pieces, uintptr_t out, int64_t out_size,
                       uintptr_t runs, int64_t runs_max, struct ls_cleaned *cleaned);

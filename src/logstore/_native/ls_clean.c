@@ -272,28 +272,13 @@ static int16_t flags_of(int16_t attributes, bool has_horizon) {
     return (int16_t)(kept | (has_horizon ? LS_DELETE_HORIZON_BIT : 0));
 }
 
-static bool is_kept_if_emptied(const struct ls_cleaning *cleaning, int64_t last_offset) {
-    const int64_t *ends = (const int64_t *)cleaning->kept_ends;
-    int64_t low = 0;
-    int64_t high = cleaning->kept_end_count;
-    while (low < high) {
-        int64_t middle = low + (high - low) / 2;
-        if (ends[middle] < last_offset) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < cleaning->kept_end_count && ends[low] == last_offset;
-}
-
 /* Write what stays of one batch that was marked; returns the bytes written. */
 static int64_t put_batch(struct filtering *filtering, const uint8_t *at, uint8_t *out) {
     const struct ls_open_batch *batch = &filtering->batch;
     int64_t size = batch->end - at;
     if (filtering->retained_count == 0) {
         int64_t last_offset = batch->base_offset + batch->last_offset_delta;
-        if (!is_kept_if_emptied(filtering->cleaning, last_offset)) return 0;
+        if (!ls_has_kept_end(filtering->cleaning, last_offset, last_offset)) return 0;
         put_header(at, 0, flags_of(batch->attributes, false), -1, batch->max_timestamp, 0, out);
         return LS_BATCH_OVERHEAD;
     }

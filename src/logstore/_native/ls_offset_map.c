@@ -59,7 +59,7 @@ int64_t ls_offset_map_put(struct ls_offset_map *map, uintptr_t key, int64_t size
     assert(offset >= 0 && offset < INT64_MAX);
 
     uint64_t hash[2];
-    ls_sip(map->secret, (const uint8_t *)key, size, hash);
+    ls_hash_key(map->secret, (const uint8_t *)key, size, hash);
     struct superseded superseded = {.count = 0};
     int64_t status = put(map, hash[0], hash[1], offset, &superseded);
     note_superseded(map, &superseded);
@@ -71,7 +71,7 @@ int64_t ls_offset_map_get(const struct ls_offset_map *map, uintptr_t key, int64_
     assert(size >= 0);
 
     uint64_t hash[2];
-    ls_sip(map->secret, (const uint8_t *)key, size, hash);
+    ls_hash_key(map->secret, (const uint8_t *)key, size, hash);
     return ls_map_get(map, hash[0], hash[1]);
 }
 

@@ -3,20 +3,21 @@
  * many pieces, as what is between two calls costs as much as a tenth of a piece. Contract:
  * logstore.h.
  */
-#include "ls_internal.h"
+#include "ls_offset_map.h"
 
 /*
- * Read the next piece. Returns 1: it is held; 0: none is left, or the file ends inside of it, and
- * nothing is held; or < 0.
+ * Read the next piece, up to `until`. Returns 1: it is held; 0: none is left, or the file ends inside
+ * of it, and nothing is held; or < 0.
  */
-static int64_t next_piece(ls_io *io, struct ls_pieces *pieces) {
-    int64_t size = pieces->end - pieces->position;
+static int64_t next_piece(ls_io *io, struct ls_pieces *pieces, int64_t until) {
+    int64_t size = until - pieces->position;
     if (size > pieces->buffer_size) size = pieces->buffer_size;
     pieces->held_at = pieces->held_size = 0;
     if (size <= 0 || pieces->position >= pieces->pause) return 0;
     int64_t got = ls_io_read_all(io, pieces->fd, (void *)pieces->buffer, size, pieces->position);
     if (got < size) return got < 0 ? got : 0;
     pieces->held_size = size;
+    pieces->bytes_read += size;
     return 1;
 }
 
@@ -33,7 +34,7 @@ int64_t ls_map_file(struct ls_offset_map *map, ls_io *io, struct ls_pieces *piec
     *mapped = (struct ls_mapped){.stop = LS_CLEAN_END};
     bool goes_on = true;
     while (goes_on) {
-        int64_t status = next_piece(io, pieces);
+        int64_t status = next_piece(io, pieces, pieces->end);
         if (status <= 0) return status;
         struct ls_mapped piece;
         ls_map_batches(map, pieces->buffer, pieces->held_size, start_offset, 0, INT64_MAX, &piece);
@@ -41,6 +42,7 @@ int64_t ls_map_file(struct ls_offset_map *map, ls_io *io, struct ls_pieces *piec
         mapped->records_read += piece.records_read;
         mapped->null_keys += piece.null_keys;
         mapped->stop = piece.stop;
+        ls_note_stretches(map, pieces, piece.bytes_read);
         goes_on = take(pieces, piece.bytes_read, piece.stop);
     }
     return 0;
@@ -52,7 +54,8 @@ int64_t ls_clean_file(const struct ls_offset_map *map, const struct ls_cleaning 
     *cleaned = (struct ls_cleaned){.stop = LS_CLEAN_END};
     bool goes_on = true;
     while (goes_on) {
-        int64_t status = next_piece(io, pieces);
+        int64_t until = ls_pass_stretches(map, cleaning, pieces, cleaned);
+        int64_t status = next_piece(io, pieces, until);
         if (status <= 0) return status;
         struct ls_cleaned piece;
         int64_t written = cleaned->bytes_written;

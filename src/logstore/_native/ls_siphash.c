@@ -9,14 +9,11 @@ void ls_siphash128(const uint64_t *secret, uintptr_t bytes, int64_t size, uint64
     ls_sip(secret, (const uint8_t *)bytes, size, hash);
 }
 
-static void hash_one_by_one(const uint64_t secret[2], struct ls_keys *keys, int32_t count) {
-    for (int32_t index = 0; index < count; ++index) {
-        uint64_t hash[2];
-        if (keys->sizes[index] < 0) continue;
-        ls_sip(secret, keys->bytes[index], keys->sizes[index], hash);
-        keys->hash0[index] = hash[0];
-        keys->hash1[index] = hash[1];
-    }
+static void hash_one(const uint64_t secret[2], struct ls_keys *keys, int32_t index) {
+    uint64_t hash[2];
+    ls_hash_key(secret, keys->bytes[index], keys->sizes[index], hash);
+    keys->hash0[index] = hash[0];
+    keys->hash1[index] = hash[1];
 }
 
 #if LS_X86
@@ -166,21 +163,42 @@ AVX2 static void hash_eight(const uint64_t secret[2], struct ls_keys *keys, int3
     put_hashes(&b, keys->hash1 + first + LANES);
 }
 
+static bool hash_at_once(const uint64_t secret[2], struct ls_keys *keys, int32_t first) {
+    if (!__builtin_cpu_supports("avx2")) return false;
+    hash_eight(secret, keys, first);
+    return true;
+}
+#else
+static bool hash_at_once(const uint64_t secret[2], struct ls_keys *keys, int32_t first) {
+    (void)secret, (void)keys, (void)first;
+    return false;
+}
+#endif
+
+/* Whether so many of the keys are long that they are worth hashing at once. */
+LS_INLINE bool are_long(const struct ls_keys *keys, int32_t first) {
+    int count = 0;
+    for (int lane = 0; lane < LS_KEYS_AT_ONCE; ++lane)
+        count += keys->sizes[first + lane] > LS_KEY_SHORT_BYTES;
+    return count > 1;
+}
+
+static void hash_some(const uint64_t secret[2], struct ls_keys *keys, int32_t first) {
+    bool are_hashed = are_long(keys, first) && hash_at_once(secret, keys, first);
+    for (int32_t index = first; index < first + LS_KEYS_AT_ONCE; ++index) {
+        if (are_hashed && keys->sizes[index] > LS_KEY_SHORT_BYTES) {
+            keys->hash1[index] &= ~(uint64_t)LS_KEY_SHORT_BIT;
+        } else if (keys->sizes[index] >= 0) {
+            hash_one(secret, keys, index);
+        }
+    }
+}
+
 void ls_hash_keys(const uint64_t secret[2], struct ls_keys *keys, int32_t count) {
     assert(count <= LS_KEYS_MAX);
-    if (!__builtin_cpu_supports("avx2")) {
-        hash_one_by_one(secret, keys, count);
-        return;
-    }
     int32_t end = (count + LS_KEYS_AT_ONCE - 1) / LS_KEYS_AT_ONCE * LS_KEYS_AT_ONCE;
     for (int32_t index = count; index < end; ++index)
         keys->sizes[index] = -1;
     for (int32_t first = 0; first < end; first += LS_KEYS_AT_ONCE)
-        hash_eight(secret, keys, first);
+        hash_some(secret, keys, first);
 }
-#else
-void ls_hash_keys(const uint64_t secret[2], struct ls_keys *keys, int32_t count) {
-    assert(count <= LS_KEYS_MAX);
-    hash_one_by_one(secret, keys, count);
-}
-#endif

@@ -1,6 +1,7 @@
 /*
- * ls_siphash.h: SipHash-2-4 with 128 bits (Aumasson and Bernstein), of one key inline and of many
- * at a time. Nothing here is visible to Python.
+ * ls_siphash.h: SipHash-2-4 with 128 bits (Aumasson and Bernstein), and what the offset map knows a
+ * key by: that hash, or the key itself where it is short. Of one key inline, and of many at a time.
+ * Nothing here is visible to Python.
  */
 #ifndef LS_SIPHASH_H
 #define LS_SIPHASH_H
@@ -68,6 +69,56 @@ LS_INLINE void ls_sip(const uint64_t secret[2], const uint8_t *bytes, int64_t si
     for (int index = 0; index < 4; ++index)
         ls_sip_round(v);
     hash[1] = v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* ---- keys ----------------------------------------------------------------------------------- */
+enum {
+    LS_KEY_SHORT_BYTES = 8,    /* A key of up to so many bytes is known by them. */
+    LS_KEY_SHORT_BIT = 1 << 23 /* of hash[1]: it is; the bits below are its size */
+};
+
+/* The bytes of a short key, as a number. */
+LS_INLINE uint64_t ls_short_key(const uint8_t *at, int64_t size) {
+    if (LS_LIKELY(size == 8)) return ls_load_le64(at);
+    if (size >= 4) {
+        uint32_t first;
+        uint32_t last;
+        memcpy(&first, at, sizeof first);
+        memcpy(&last, at + size - 4, sizeof last);
+        return first | (uint64_t)last << (8 * (size - 4));
+    }
+    if (size == 0) return 0;
+    uint64_t middle = at[size / 2];
+    uint64_t last = at[size - 1];
+    return at[0] | middle << (8 * (size / 2)) | last << (8 * (size - 1));
+}
+
+LS_INLINE uint64_t ls_fold(uint64_t a, uint64_t b) {
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/*
+ * What a short key is known by: no two have the same. The high bits only spread keys over slots, by
+ * multiplication with the secret: who does not know it cannot choose keys for one slot.
+ */
+LS_INLINE void ls_take_short_key(const uint64_t secret[2], const uint8_t *bytes, int64_t size,
+                                 uint64_t hash[2]) {
+    hash[0] = ls_short_key(bytes, size);
+    uint64_t spread = ls_fold(ls_fold(hash[0] ^ secret[0], secret[1] | 1) ^ secret[1],
+                              0x9e3779b97f4a7c15u); /* 2^64 by the golden ratio */
+    hash[1] = (spread & ~(uint64_t)(2 * LS_KEY_SHORT_BIT - 1)) | LS_KEY_SHORT_BIT | (uint64_t)size;
+}
+
+/* What a key is known by: 64 bits, and the 24 low ones of hash[1]. The high bits say which slot. */
+LS_INLINE void ls_hash_key(const uint64_t secret[2], const uint8_t *bytes, int64_t size,
+                           uint64_t hash[2]) {
+    if (size <= LS_KEY_SHORT_BYTES) {
+        ls_take_short_key(secret, bytes, size, hash);
+    } else {
+        ls_sip(secret, bytes, size, hash);
+        hash[1] &= ~(uint64_t)LS_KEY_SHORT_BIT;
+    }
 }
 
 enum {
