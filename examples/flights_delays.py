@@ -9,7 +9,8 @@ The store is the one that ``examples/flights.py`` leaves. What it shows:
 - ``flights`` becomes ``delays``, another topic, exactly once: one record for each carrier and hour,
   when a watermark of 1 hour says that the hour is over. The process is killed with SIGKILL in the
   middle of a micro-batch, and another one goes on.
-- ``delays`` becomes Parquet, as ``logstore pipeline export`` does it.
+- ``delays`` becomes Parquet, as ``logstore pipeline export`` does it. That process is killed, too,
+  while it writes a file; the third completes what is left.
 - Topic and Parquet are exactly what a plain batch computation over the source's CSV finds: DuckDB,
   which knows of no log and no stream. Nothing that came late was dropped.
 - Spark joins the delays with the weather of each hour; a plot of it is drawn.
@@ -23,6 +24,7 @@ would drop the records of the slower partitions.
 from __future__ import annotations
 
 import argparse
+import glob
 import io
 import json
 import os
@@ -48,6 +50,9 @@ from logstore.extras import import_extra
 
 WATERMARK = timedelta(hours=1)
 KILL_AFTER_SECONDS = 0.3  # Within the next micro-batch, which takes longer.
+POLL_SECONDS = 0.002
+COMPLETE_FILES = "month=*/**/*.parquet"
+HALF_FILES = ".*/_temporary/**/*.parquet"  # Where Spark writes them before they are complete.
 
 # What is known of one carrier's flights of one hour: all of it whole numbers, so equal is equal.
 MEASURES = {
@@ -121,11 +126,15 @@ def start_process(arguments: argparse.Namespace) -> subprocess.Popen[str]:
 
 
 def progress_of(process: subprocess.Popen[str]) -> Iterator[dict[str, int]]:
-    """Yield what a process says of each micro-batch that it has done."""
+    """Yield what a process says of each micro-batch of the stream that it has done."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.endswith("\n"):  # A killed process may leave half a line.
-            yield json.loads(line)
+        if not line.endswith("\n"):
+            return  # A killed process may leave half a line.
+        progress = json.loads(line)
+        if progress["step"] != "stream":
+            return
+        yield progress
 
 
 def kill_in_the_middle(
@@ -138,12 +147,49 @@ def kill_in_the_middle(
             batches[progress["batch"]] = progress
             if sum(each["rows"] for each in batches.values()) >= flight_count // 2:
                 time.sleep(KILL_AFTER_SECONDS)
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill(process)
+    check_killed(process)
+    return batches
+
+
+def kill_while_it_writes(
+    arguments: argparse.Namespace, batches: dict[int, dict[str, int]]
+) -> tuple[int, int]:
+    """
+    Let the stream end, and kill the export to Parquet while it writes a file.
+
+    Returns:
+        How many files are complete, and how many are not.
+    """
+    place = arguments.directory / "parquet"
+    with start_process(arguments) as process:
+        for progress in progress_of(process):
+            batches[progress["batch"]] = progress
+        while process.poll() is None:
+            if found(COMPLETE_FILES, place) and found(HALF_FILES, place):
+                kill(process)
+                break
+            time.sleep(POLL_SECONDS)
+    check_killed(process)
+    return len(found(COMPLETE_FILES, place)), len(found(HALF_FILES, place))
+
+
+def found(files: str, place: Path) -> list[str]:
+    """Return the files of a pattern; directories may come and go meanwhile."""
+    return glob.glob(files, root_dir=place, recursive=True)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """End a process, and what it has started, without a warning."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def check_killed(process: subprocess.Popen[str]) -> None:
+    """Raise if a process has ended before it was killed."""
     if process.returncode != -signal.SIGKILL:
         message = f"the pipeline ended by itself with status {process.returncode}"
         raise RuntimeError(message)
-    return batches
 
 
 def batch_computation(directory: Path) -> list[tuple[Any, ...]]:
@@ -173,7 +219,7 @@ def topic_rows(directory: Path) -> list[tuple[Any, ...]]:
 
 def parquet_rows(directory: Path) -> list[tuple[Any, ...]]:
     """Return the delays, sorted, that are in the Parquet files."""
-    files = directory / "parquet/**/*.parquet"
+    files = directory / "parquet/**/*.parquet"  # Hidden ones as well: none is left over.
     columns = ", ".join(MEASURES)
     return duckdb.sql(
         f"SELECT carrier, epoch_ms(hour), {columns} FROM read_parquet('{files}') ORDER BY ALL"
@@ -207,6 +253,11 @@ def demonstrate(arguments: argparse.Namespace) -> None:
     batches = kill_in_the_middle(arguments, flight_count)
     done = sum(each["rows"] for each in batches.values())
     print(f"  Spark: killed with SIGKILL after {len(batches)} micro-batches, {done:,} flights")
+    complete, half = kill_while_it_writes(arguments, batches)
+    print(
+        f"  another went on: {len(batches)} micro-batches, into a topic, and from it into Parquet"
+    )
+    print(f"  killed while it wrote Parquet: {complete} files were complete, {half} were not")
     with start_process(arguments) as process:
         for progress in progress_of(process):
             batches[progress["batch"]] = progress
@@ -214,8 +265,6 @@ def demonstrate(arguments: argparse.Namespace) -> None:
         log = (arguments.directory / "spark.log").read_text()
         message = f"the pipeline failed with status {process.returncode}:\n{log[-2000:]}"
         raise RuntimeError(message)
-    print(f"  another process went on: {len(batches)} micro-batches, into a topic and into Parquet")
-
     counted = compare(arguments)
     dropped = sum(each["dropped"] for each in batches.values())
     print(

@@ -25,6 +25,7 @@ from logstore.spark.pipelines.export import export
 from logstore.spark.pipelines.session import local_session
 
 MICRO_BATCHES = 12  # About; so that there is a middle to be killed in.
+EXPORT_BATCHES = 3  # Likewise.
 CARRIERS_DRAWN = 6
 CORES = "local[2]"
 SETTINGS = {
@@ -102,7 +103,7 @@ def start_stream(spark: SparkSession, arguments: argparse.Namespace) -> Streamin
 
 
 def run_pipeline(arguments: argparse.Namespace) -> None:
-    """Run the stream and what follows it; print a line of JSON for each micro-batch."""
+    """Run the stream and what follows it; print a line of JSON for each step."""
     spark = local_session(CORES, SETTINGS)
     query = start_stream(spark, arguments)
     printed = -1
@@ -112,10 +113,12 @@ def run_pipeline(arguments: argparse.Namespace) -> None:
             if progress.batchId > printed:
                 printed = progress.batchId
                 dropped = sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
-                line = {"batch": printed, "rows": progress.numInputRows, "dropped": dropped}
-                print(json.dumps(line), flush=True)
+                report("stream", batch=printed, rows=progress.numInputRows, dropped=dropped)
         if ended:
             break
+    report("export")
+    with logstore.open_store(arguments.store, mode="r") as store:
+        delays = sum(log.log_end_offset for log in store["delays"].logs())
     export(
         spark,
         arguments.store,
@@ -124,8 +127,14 @@ def run_pipeline(arguments: argparse.Namespace) -> None:
         checkpoint=arguments.directory / "export",
         schema=DELAY,
         partition_by=["month=month(_timestamp)"],
+        max_offsets=-(-delays // EXPORT_BATCHES),
     )
     draw(spark, arguments.directory)
+
+
+def report(step: str, **numbers: int) -> None:
+    """Print what was done, or what begins, for the process that has started this one."""
+    print(json.dumps({"step": step, **numbers}), flush=True)
 
 
 def draw(spark: SparkSession, directory: Path) -> None:

@@ -90,7 +90,9 @@ def test_pipeline(spark, example, monkeypatch, tmp_path, capsys):
     for name in (str(last), f".{last}.crc"):
         (tmp_path / "checkpoint/commits" / name).unlink()
     stream.run_pipeline(arguments)
-    assert all(json.loads(line)["dropped"] == 0 for line in capsys.readouterr().out.splitlines())
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"step": "export"} == said.pop()
+    assert all(each["dropped"] == 0 for each in said)
     assert FLIGHTS == delays.compare(arguments)
     assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
     with logstore.open_store(tmp_path / "store") as store:

@@ -134,7 +134,12 @@ class TestExport:
         assert len(files) > 4
         for name in ("0", ".0.crc"):
             (path.parent / "state/commits" / name).unlink()
+        pipeline_id = files[0].parent.name.removeprefix("batch=").removesuffix("-0")
+        left = path.parent / f"lake/.{pipeline_id}-0/_temporary/half.parquet"
+        left.parent.mkdir(parents=True)
+        left.write_bytes(b"PAR1")  # As after a kill.
         self.run(spark, path)
+        assert not list((path.parent / "lake").glob(".*"))
         assert 4 == len(list((path.parent / "lake").rglob("*.parquet")))
         assert list(range(40)) == sorted(row["id"] for row in self.rows(path.parent / "lake"))
 

@@ -7,7 +7,9 @@ sink knows what an earlier attempt has left.
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -193,6 +195,9 @@ def replace_files(
     """
     Write rows as Parquet; what an earlier attempt of the same micro-batch has written is replaced.
 
+    They are written into a hidden directory first, of which a killed attempt leaves half a file:
+    Spark passes hidden ones over when it reads, and DuckDB and Polars do not.
+
     Args:
         frame: The rows.
         directories: Columns of theirs.
@@ -201,14 +206,26 @@ def replace_files(
         file_rows: Of one file at most; None: whatever.
     """
     functions = import_extra("pyspark.sql.functions")
+    pipeline_id, _, _ = batch.rpartition("-")
+    for left in glob.glob(os.path.join(glob.escape(path), f".{pipeline_id}-*")):
+        shutil.rmtree(left)
+    staged = os.path.join(path, f".{batch}")
     (
         frame.withColumn("batch", functions.lit(batch))
-        .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
-        .option("maxRecordsPerFile", str(file_rows or 0))
+        .write.option("maxRecordsPerFile", str(file_rows or 0))
         .partitionBy(*directories, "batch")
-        .parquet(path)
+        .parquet(staged)
     )
+    for directory, inner, _ in os.walk(staged):
+        if not os.path.basename(directory).startswith("batch="):
+            continue
+        inner.clear()
+        place = os.path.join(path, os.path.relpath(directory, staged))
+        if os.path.exists(place):
+            shutil.rmtree(place)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.rename(directory, place)
+    shutil.rmtree(staged)
 
 
 def written_files(path: str, batches: set[str]) -> tuple[int, int]:
