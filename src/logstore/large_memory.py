@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from typing import Final
 
@@ -45,7 +46,10 @@ class LargeMemory:
         try:
             with tempfile.TemporaryFile(dir=self._directory) as file:
                 # A page that the file system had no room for would end the process.
-                os.posix_fallocate(file.fileno(), 0, size_bytes)
+                if sys.platform == "darwin":
+                    write_zeros(file.fileno(), size_bytes)
+                else:
+                    os.posix_fallocate(file.fileno(), 0, size_bytes)
                 return memoryview(mmap.mmap(file.fileno(), size_bytes))
         except OSError as error:
             where = self._directory or tempfile.gettempdir()
@@ -55,3 +59,11 @@ class LargeMemory:
                 error.errno,
                 path=where,
             ) from error
+
+
+def write_zeros(fd: int, size_bytes: int) -> None:
+    """Make an empty file so large, all of it allocated: where there is no posix_fallocate."""
+    zeros = bytes(min(size_bytes, LARGE_BYTES))
+    position = 0
+    while position < size_bytes:
+        position += os.pwrite(fd, zeros[: size_bytes - position], position)

@@ -11,7 +11,7 @@ import pytest
 
 from logstore.compression import CompressionType, compress, decompress
 from logstore.errors import CorruptRecordError, StorageError
-from logstore.large_memory import LARGE_BYTES, LargeMemory
+from logstore.large_memory import LARGE_BYTES, LargeMemory, write_zeros
 
 HALF = os.urandom(LARGE_BYTES // 2 + 1000)
 LARGE = HALF + bytes(len(HALF))
@@ -32,6 +32,14 @@ def test_no_room(tmp_path, directory, size):
     """An error before the memory is used: a page that cannot be had would end the process."""
     with pytest.raises(StorageError, match=f"cannot have {size} bytes for a large record in"):
         LargeMemory(tmp_path / directory).take(size)
+
+
+def test_zeros_where_files_cannot_be_allocated(tmp_path):
+    """As macOS does it: the size, and blocks for all of it."""
+    with (tmp_path / "file").open("wb") as file:
+        write_zeros(file.fileno(), LARGE_BYTES + 5000)
+        found = os.fstat(file.fileno())
+    assert LARGE_BYTES + 5000 == found.st_size <= 512 * found.st_blocks
 
 
 @pytest.mark.parametrize("codec", CODECS)
