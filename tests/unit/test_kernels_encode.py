@@ -282,6 +282,15 @@ def test_bad_offsets_are_refused(width, column, offsets):
             _native.encode_batch(each, 0, base_offset=0)
 
 
+@pytest.mark.parametrize("first", [0, 64])
+def test_offsets_that_descend_by_one_at_the_start(first):
+    """Of a batch, or of the records whose offset delta is longer: -1 once passed for "no size"."""
+    offsets = np.array([*range(1, first + 2), first])
+    columns = _native.Columns(GUARDED_VALUES(bytes(100)), offsets)
+    with pytest.raises(ValueError, match="offsets of a column"):
+        _native.encode_batch(columns, 0, base_offset=0)
+
+
 @pytest.mark.parametrize("last", [2**31, 2**40, 2**63 - 1, -(2**63)])
 def test_huge_offsets_are_refused(last):
     """An int64 offset beyond every buffer is found before a byte is read."""

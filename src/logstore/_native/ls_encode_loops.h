@@ -65,9 +65,10 @@ LOOP_TARGET LS_INLINE int64_t put_values(struct ls_encoding *encoding, bool wide
     uint8_t *at = encoding->at;
     int64_t count = encoding->count;
     int64_t begin = offset_at(offsets, count, wide);
-    struct ls_value_shape shape = LS_VALUE_SHAPE_NONE;
+    struct ls_value_shape shape; /* A valid one: no size that descending offsets give is its. */
     int64_t result = 1;
     if (count_end > encoding->count_max) count_end = encoding->count_max;
+    ls_make_value_shape(&shape, delta_bytes, 0);
 
     for (; count < count_end; ++count) {
         int64_t next = offset_at(offsets, count + 1, wide);
