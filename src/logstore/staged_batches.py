@@ -30,9 +30,14 @@ import struct
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from logstore._native import ENCODING_SLACK, crc32c, encode_batch_into
+from logstore._native import GrowingBatch, crc32c
 from logstore.checkpoint import TopicPartition
-from logstore.errors import LogStoreError, StagedBatchesError, StorageError
+from logstore.errors import (
+    LogStoreError,
+    RecordTooLargeError,
+    StagedBatchesError,
+    StorageError,
+)
 from logstore.files import REAL_FILES, Files, Path
 from logstore.large_memory import LARGE_BYTES, LargeMemory
 from logstore.records_builder import ATTRIBUTES_AT, HEADER_UP_TO_MAGIC
@@ -40,10 +45,16 @@ from logstore.records_builder import ATTRIBUTES_AT, HEADER_UP_TO_MAGIC
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+    import numpy.typing as npt
+
     from logstore._native import Columns
 
 STAGED_PREFIX: Final = ".logstore-staged-"
 BATCH_BYTES: Final = 1 << 20
+# What batches that are not full hold together, and how many that are done lend their memory.
+OPEN_BYTES: Final = 16 << 20
+SPARES: Final = 8
 INDEX_VERSION: Final = 2
 
 _TRAILER: Final = struct.Struct(">II8s")
@@ -140,48 +151,81 @@ class StagedBatchWriter:
         self._files = files
         self._batches: list[StagedBatch] = []
         self._position = 0
-        self._memory = bytearray(BATCH_BYTES + ENCODING_SLACK)
+        self._open: dict[TopicPartition, GrowingBatch] = {}
+        self._open_bytes = 0
+        self._spares: list[npt.NDArray[np.uint8]] = []
         # Where the file itself needs as much.
         self._large_memory = LargeMemory(os.path.dirname(self.path))
         self._fd = files.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     @property
     def batches(self) -> list[StagedBatch]:
-        """What was written so far."""
+        """What was written so far; nothing of the batches that are not full."""
         return self._batches
 
     def add(
-        self, place: TopicPartition, columns: Columns, *, batch_bytes: int = BATCH_BYTES
+        self,
+        place: TopicPartition,
+        columns: Columns,
+        rows: npt.NDArray[np.int64] | None = None,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        max_bytes: int | None = None,
     ) -> None:
         """
         Write records for one partition, behind those that it was given before.
 
+        A batch is written when it is full; or with all others, when those that are not full hold
+        16 MiB together, or at the end. The columns are not needed afterwards.
+
         Args:
             place: The partition.
             columns: The records.
+            rows: Which of them, indices in contiguous memory; None: all.
             batch_bytes: Size of a batch; a record that is larger has one to itself.
+            max_bytes: The size of a batch that the topic takes; None: any.
 
         Raises:
-            RecordTooLargeError: A record is larger than 2^31 - 1 bytes.
+            RecordTooLargeError: A record is larger than 2^31 - 1 bytes, or than the topic takes.
             StorageError: It cannot be written; nothing of the file can be used.
         """
-        first = 0
-        while first < columns.count:
-            data, count = encode_batch_into(
-                self._memory,
-                columns,
-                first,
-                self._large_memory,
-                base_offset=0,
-                leader_epoch=-1,
-                batch_bytes=batch_bytes,
-            )
-            size_bytes = self._files.pwrite(self._fd, data, self._position)
-            self._batches.append(
-                StagedBatch(*place, self._position, size_bytes, count, _crc_of(data))
-            )
-            self._position += size_bytes
-            first += count
+        first, end = 0, columns.count if rows is None else len(rows)
+        while first < end:
+            batch = self._open.get(place)
+            if batch is None:
+                memory = self._spares.pop() if self._spares else None
+                batch = self._open[place] = GrowingBatch(batch_bytes, memory, self._large_memory)
+            before = batch.size_bytes
+            first += batch.add(columns, rows, first, end - first)
+            size_bytes = batch.size_bytes
+            self._open_bytes += size_bytes - before
+            if max_bytes is not None and size_bytes > max_bytes:
+                raise RecordTooLargeError(
+                    f"a record for {place} makes a batch of {size_bytes} bytes, larger than"
+                    f" the topic's max.message.bytes {max_bytes}; raise it",
+                    topic=place.topic,
+                    partition=place.partition,
+                )
+            if first < end or size_bytes >= batch_bytes:
+                self._write(place)
+        if self._open_bytes >= OPEN_BYTES:
+            self._write_all()
+
+    def _write(self, place: TopicPartition) -> None:
+        batch = self._open.pop(place)
+        self._open_bytes -= batch.size_bytes
+        data = batch.seal(base_offset=0, leader_epoch=-1)
+        size_bytes = self._files.pwrite(self._fd, data, self._position)
+        self._batches.append(
+            StagedBatch(*place, self._position, size_bytes, batch.record_count, _crc_of(data))
+        )
+        self._position += size_bytes
+        if len(self._spares) < SPARES and size_bytes <= BATCH_BYTES:
+            self._spares.append(batch.memory)
+
+    def _write_all(self) -> None:
+        for place in list(self._open):
+            self._write(place)
 
     def finish(self) -> None:
         """
@@ -190,6 +234,7 @@ class StagedBatchWriter:
         Raises:
             StorageError: It is not: a file system may tell only when a file is closed.
         """
+        self._write_all()
         index = json.dumps(
             {"version": INDEX_VERSION, "batches": self._batches}, separators=(",", ":")
         ).encode()

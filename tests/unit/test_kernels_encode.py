@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import kernel_reference as reference
@@ -142,6 +143,91 @@ def test_any_columns(rows, dtype, key_dtype, lead, bit_offset, batch_bytes):
     assert expected == native_batches(columns, batch_bytes)
     for variant in VARIANTS:
         assert expected[0][61:] == section_by(variant, columns, 0, batch_bytes)
+
+
+def grown_batches(columns, order, pieces, batch_bytes):
+    """Batches of records that come in pieces; in memory that ends where nothing may be written."""
+    count = columns.count if order is None else len(order)
+    rows = None if order is None else np.array(order, np.int64)
+    given_counts = itertools.cycle(pieces)
+    batches, batch, first = [], None, 0
+
+    def seal():
+        batches.append(bytes(batch.seal(base_offset=first - batch.record_count)))
+        assert len(batches[-1]) == batch.size_bytes
+
+    while first < count:
+        if batch is None:
+            memory = GUARDED_OUT(bytes(batch_bytes + _native.ENCODING_SLACK))
+            batch = _native.GrowingBatch(batch_bytes, np.frombuffer(memory, np.uint8))
+        wanted = min(next(given_counts), count - first)
+        taken = batch.add(columns, rows, first, wanted)
+        first += taken
+        if taken < wanted:
+            seal()
+            batch = None
+    if batch is not None:
+        seal()
+    return batches
+
+
+@settings(max_examples=examples(150))
+@given(
+    ROWS,
+    st.sampled_from([np.int32, np.int64]),
+    st.sampled_from([0, 1, 7, 9]),
+    st.sampled_from([62, 150, 400, 1024, 16384]),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_growing(rows, dtype, bit_offset, batch_bytes, pieces, chance, has_times):
+    """In pieces, in the columns' order or another one: what one call writes."""
+    if not has_times:
+        rows = [row._replace(timestamp=5) for row in rows]
+    columns = columns_of(rows, dtype=dtype, bit_offset=bit_offset, timestamps=has_times)
+    assert reference_batches(rows, batch_bytes) == grown_batches(columns, None, pieces, batch_bytes)
+    order = chance.sample(range(len(rows)), chance.randint(1, len(rows)))
+    picked = [rows[at] for at in order]
+    assert reference_batches(picked, batch_bytes) == grown_batches(
+        columns, order, pieces, batch_bytes
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("pieces", [[1], [63, 1], [777], [9000]])
+def test_growing_with_many_small_records(dtype, keyed, pieces):
+    """Pieces that end where the offset delta gets longer, or far from it."""
+    rows = [
+        Row(5 + index % 3 * keyed, b"k%d" % index if keyed else None, NOISE[:40])
+        for index in range(8300)
+    ]
+    columns = columns_of(rows, dtype=dtype, timestamps=keyed)
+    expected = native_batches(columns, 1 << 19)
+    assert expected == grown_batches(columns, None, pieces, 1 << 19)
+    assert expected == grown_batches(columns, range(len(rows)), pieces, 1 << 19)
+
+
+def test_growing_leaves_a_batch_as_it_was():
+    """By what is wrong with columns; a record that is too large for it is for the next one."""
+    batch = _native.GrowingBatch(100)
+    good = _native.Columns(b"12", np.array([0, 1, 2]), timestamp=5)
+    assert 2 == batch.add(good, None, 0, 2)
+    size = batch.size_bytes
+    rows = np.array([1], np.int64)
+    for offsets in ([0, 1, 0], [-1, -1, 2], [0, 1, 99]):
+        wrong = _native.Columns(b"12", np.array(offsets), timestamp=5)
+        for given_rows in (None, rows):
+            with pytest.raises(ValueError, match="offsets of a column"):
+                batch.add(wrong, given_rows, 0 if given_rows is not None else 1, 1)
+    large = _native.Columns(bytes(200), np.array([0, 200]), timestamp=5)
+    assert 0 == batch.add(large, None, 0, 1)
+    assert (2, size) == (batch.record_count, batch.size_bytes)
+    assert _native.encode_batch(good, 0, base_offset=3).data == batch.seal(base_offset=3)
+    batch = _native.GrowingBatch(100)
+    assert 1 == batch.add(large, np.array([0], np.int64), 0, 1)
+    assert _native.encode_batch(large, 0, base_offset=0).data == batch.seal(base_offset=0)
 
 
 @settings(max_examples=examples(100))

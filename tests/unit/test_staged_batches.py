@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 import logstore
+from logstore import staged_batches
 from logstore._native import Columns
 from logstore.checkpoint import TopicPartition
-from logstore.errors import CorruptRecordError, InvalidRecordError, StagedBatchesError, StorageError
+from logstore.errors import (
+    CorruptRecordError,
+    InvalidRecordError,
+    RecordTooLargeError,
+    StagedBatchesError,
+    StorageError,
+)
 from logstore.record import RecordBatch
 from logstore.records_builder import encode_batch, number_batch
 from logstore.staged_batches import (
@@ -36,15 +43,15 @@ def _path(tmp_path):
 
 
 def test_round_trip(path):
-    """Batches come back in the order in which they were written, a large record alone."""
+    """A batch grows until it is full; a large record is alone. Records keep their order."""
     with StagedBatchWriter(path) as writer:
         writer.add(PLACE, columns([b"1" * 40, b"2" * 40, b"3" * 40]), batch_bytes=170)
         writer.add(TopicPartition("u", 2), columns([b"x" * 1000]), batch_bytes=170)
-        writer.add(PLACE, columns([b"4"]))
+        writer.add(PLACE, columns([b"4", b"", b"5"]), np.array([0, 2]), batch_bytes=170)
     file = StagedFile(path)
-    assert ["t", "t", "u", "t"] == [batch.topic for batch in file.batches]
-    assert [2, 1, 1, 1] == [batch.record_count for batch in file.batches]
-    assert [TopicPartition("u", 2)] == [batch.place for batch in file.batches[2:3]]
+    assert ["t", "u", "t"] == [batch.topic for batch in file.batches]
+    assert [2, 1, 3] == [batch.record_count for batch in file.batches]
+    assert TopicPartition("u", 2) == file.batches[1].place
     found = []
     for each in file.batches:
         batch = RecordBatch(bytes(file.read(each)))
@@ -53,7 +60,34 @@ def test_round_trip(path):
         found += [record.value for record in batch.records()]
     file.close()
     file.close()
-    assert [b"1" * 40, b"2" * 40, b"3" * 40, b"x" * 1000, b"4"] == found
+    assert [b"1" * 40, b"2" * 40, b"x" * 1000, b"3" * 40, b"4", b"5"] == found
+
+
+def test_many_partitions(path, monkeypatch):
+    """What their batches hold before they are full is bounded; no record is lost."""
+    monkeypatch.setattr(staged_batches, "OPEN_BYTES", 5000)
+    with StagedBatchWriter(path) as writer:
+        for at in range(50):
+            for partition in range(20):
+                value = b"%d-%d" % (partition, at)
+                writer.add(TopicPartition("t", partition), columns([value]), batch_bytes=1000)
+        assert len(writer.batches) >= 40
+    found = {}
+    with StagedFile(path) as file:
+        for each in file.batches:
+            records = RecordBatch(bytes(file.read(each))).records()
+            found.setdefault(each.partition, []).extend(record.value for record in records)
+    assert {n: [b"%d-%d" % (n, at) for at in range(50)] for n in range(20)} == found
+
+
+def test_too_large_for_the_topic(path):
+    """A record; batches of others may be larger than this topic's."""
+    with StagedBatchWriter(path) as writer:
+        writer.add(PLACE, columns([b"x" * 500]), max_bytes=1000)
+        with pytest.raises(RecordTooLargeError, match=r"u-0 .* max\.message\.bytes 300"):
+            writer.add(
+                TopicPartition("u", 0), columns([b"x" * 500]), batch_bytes=300, max_bytes=300
+            )
 
 
 def test_unfinished(path, tmp_path):

@@ -193,32 +193,6 @@ def encode_batch(columns: Columns, first: int, **fields: int) -> Encoded:
     return _encode(lib.ls_encode_batch, BATCH_OVERHEAD, columns, first, fields)
 
 
-def encode_batch_into(
-    out: bytearray,
-    columns: Columns,
-    first: int,
-    large_memory: LargeMemory | None = None,
-    **fields: int,
-) -> tuple[memoryview, int]:
-    """
-    Encode as :func:`encode_batch` does, into memory that is used again for the next batch.
-
-    Args:
-        out: The memory.
-        columns: The records.
-        first: The first of them.
-        large_memory: For a record that is very large; None: ordinary memory.
-        fields: As of :func:`batch_fields`.
-
-    Returns:
-        The batch, a view of ``out`` unless that is too small; and how many records it has.
-    """
-    filled, size, encoded = _encode_into(
-        out, lib.ls_encode_batch, BATCH_OVERHEAD, columns, first, fields, large_memory
-    )
-    return memoryview(filled)[:size], encoded.record_count
-
-
 def encode_records(columns: Columns, first: int, **fields: int) -> Encoded:
     """Like :func:`encode_batch` without header: a records section for a codec to compress."""
     return _encode(lib.ls_encode_records, 0, columns, first, fields)
@@ -237,14 +211,13 @@ def _encode(
 
 
 def _encode_into(
-    out: bytearray | memoryview,
+    out: bytearray,
     encoder: Any,
     overhead: int,
     columns: Columns,
     first: int,
     fields: dict[str, int],
-    large_memory: LargeMemory | None = None,
-) -> tuple[bytearray | memoryview, int, Any]:
+) -> tuple[bytearray, int, Any]:
     """Return the memory, how much of it was filled, and the ``struct ls_encoded``."""
     assert 0 <= first < columns.count
     struct = batch_fields(**fields)
@@ -256,18 +229,127 @@ def _encode_into(
     if result == lib.LS_E_NO_ROOM:  # The first record alone is larger than batch_bytes.
         bound = lib.ls_record_bound(columns.struct, first, 1)
         room = overhead + bound + ENCODING_SLACK
-        if large_memory is None or room <= LARGE_BYTES:
-            out = bytearray(room)
-        else:
-            out = large_memory.take(room)
+        out = bytearray(room)
         result = encoder(columns.struct, first, struct, address_of(out), room, encoded)
-    if result == lib.LS_E_TOO_LARGE:
-        message = f"record {first} is larger than 2^31 - 1 bytes; split it"
-        raise RecordTooLargeError(message)
     if result < 0:
-        message = f"offsets of a column descend or exceed its buffer near record {first}; fix them"
-        raise ValueError(message)
+        raise _encoding_error(result, first)
     return out, result, encoded
+
+
+def _encoding_error(result: int, first: int) -> RecordTooLargeError | ValueError:
+    if result == lib.LS_E_TOO_LARGE:
+        return RecordTooLargeError(f"record {first} is larger than 2^31 - 1 bytes; split it")
+    return ValueError(
+        f"offsets of a column descend or exceed its buffer near record {first}; fix them"
+    )
+
+
+def _too_large_for_format(size: int) -> RecordTooLargeError:
+    return RecordTooLargeError(
+        f"a batch of {size} bytes is larger than the format allows; split it"
+    )
+
+
+class GrowingBatch:
+    """
+    A batch that gets its records by and by, until no more fit.
+
+    Args:
+        batch_bytes: How large it may become; a record that is larger has a batch to itself.
+        memory: Of a batch that is not in use any more, to use it again.
+        large_memory: For a record that is very large; None: ordinary memory.
+
+    **Thread rule**: one thread.
+    """
+
+    __slots__ = ("_batch_bytes", "_large_memory", "_struct", "memory")
+
+    def __init__(
+        self,
+        batch_bytes: int,
+        memory: npt.NDArray[np.uint8] | None = None,
+        large_memory: LargeMemory | None = None,
+    ) -> None:
+        self._batch_bytes = batch_bytes
+        self._large_memory = large_memory
+        self._struct = ffi.new("struct ls_growing *")
+        room = batch_bytes + ENCODING_SLACK
+        # Not zeroed: a batch that stays small takes few pages.
+        self._use(np.empty(room, np.uint8) if memory is None or len(memory) < room else memory)
+
+    def _use(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.memory = memory
+        self._struct.batch = memory.ctypes.data
+        self._struct.batch_cap = len(memory)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes so far; 0: there is no record."""
+        return int(self._struct.size_bytes)
+
+    @property
+    def record_count(self) -> int:
+        """Records so far."""
+        return int(self._struct.record_count)
+
+    def add(
+        self, columns: Columns, rows: npt.NDArray[np.int64] | None, first: int, count: int
+    ) -> int:
+        """
+        Put records behind those that are there; return how many fitted: 1 at least if none is.
+
+        Args:
+            columns: The records.
+            rows: Indices into them, contiguous, within their count; None: the columns' own order.
+            first: Where to begin, in ``rows`` or the columns.
+            count: How many there are from there on, more than 0.
+
+        Raises:
+            RecordTooLargeError: A record is larger than 2^31 - 1 bytes.
+            ValueError: Offsets of a column descend or exceed its buffer.
+            StorageError: There is no room for a very large record.
+        """
+        numbers = 0 if rows is None else rows.ctypes.data
+        arguments = (columns.struct, numbers, first, count, self._batch_bytes, self._struct)
+        result = lib.ls_grow_batch(*arguments)
+        if result == lib.LS_E_NO_ROOM:  # The first record alone is larger than batch_bytes.
+            row = first if rows is None else int(rows[first])
+            room = BATCH_OVERHEAD + lib.ls_record_bound(columns.struct, row, 1) + ENCODING_SLACK
+            if self._large_memory is None or room <= LARGE_BYTES:
+                self._use(np.empty(room, np.uint8))
+            else:
+                self._use(np.frombuffer(self._large_memory.take(room), np.uint8))
+            result = lib.ls_grow_batch(*arguments)
+        if result < 0:
+            raise _encoding_error(result, first)
+        return int(result)
+
+    def seal(self, **fields: int) -> memoryview:
+        """
+        Make the header of a batch that has records, and return it; nothing is added any more.
+
+        Args:
+            **fields: As :func:`batch_fields`.
+
+        **Lifetime**: that of ``memory``'s contents.
+
+        Raises:
+            RecordTooLargeError: The batch would be larger than Kafka's format can tell.
+        """
+        struct = self._struct
+        last_delta = struct.record_count - 1
+        result = lib.ls_seal_batch(
+            struct.batch,
+            struct.size_bytes,
+            batch_fields(**fields),
+            struct.base_timestamp,
+            struct.max_timestamp,
+            last_delta,
+            struct.record_count,
+        )
+        if result < 0:
+            raise _too_large_for_format(struct.size_bytes)
+        return self.memory.data[:result]
 
 
 def encode_header_lists(
@@ -337,8 +419,7 @@ def seal_batch(
         record_count,
     )
     if result < 0:
-        message = f"a batch of {size} bytes is larger than the format allows; split it"
-        raise RecordTooLargeError(message)
+        raise _too_large_for_format(size)
     return bytes(batch)
 
 

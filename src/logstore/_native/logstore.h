@@ -655,6 +655,25 @@ enum ls_encode_limit {
 int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first,
                         const struct ls_batch_fields *fields, uintptr_t out, int64_t out_cap,
                         struct ls_encoded *encoded);
+/* A batch that grows from one call to the next; all zero but for its memory: it is empty. */
+struct ls_growing {
+    uintptr_t batch;        /* header, records, LS_ENCODE_SLACK */
+    int64_t batch_cap;      /* bytes there */
+    int64_t size_bytes;     /* header and records so far */
+    int64_t record_count;   /* records so far */
+    int64_t base_timestamp; /* of the first record */
+    int64_t max_timestamp;  /* of all, -1 at least */
+};
+/*
+ * Put records behind those of a batch, as many as fit batch_bytes and its memory: those of the rows
+ * rows[first, first + count), int64 indices within columns->count; rows 0: of rows [first, first +
+ * count) themselves. The first record of a batch may be larger than batch_bytes. ls_seal_batch makes
+ * the header, from what `growing` says.
+ * Returns how many were put, or (the batch is as before) LS_E_NO_ROOM: the first record does not fit
+ * the memory; LS_E_TOO_LARGE and LS_E_CORRUPT as ls_encode_batch.
+ */
+int64_t ls_grow_batch(const struct ls_columns *columns, uintptr_t rows, int64_t first,
+                      int64_t count, int32_t batch_bytes, struct ls_growing *growing);
 /* Chosen at run time; a test asks for each. */
 enum ls_encode_variant { LS_ENCODE_BEST, LS_ENCODE_PORTABLE, LS_ENCODE_AVX2 };
 /* ls_encode_records by one variant; LS_E_SLOW if this machine does not have it. */

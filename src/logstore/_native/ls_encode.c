@@ -118,6 +118,54 @@ int64_t ls_encode_batch(const struct ls_columns *columns, int64_t first,
     return size;
 }
 
+int64_t ls_grow_batch(const struct ls_columns *columns, uintptr_t rows, int64_t first,
+                      int64_t count, int32_t batch_bytes, struct ls_growing *growing) {
+    assert(columns != NULL && growing != NULL);
+    assert(first >= 0 && count > 0 && (rows != 0 || count <= columns->count - first));
+    int64_t before = growing->record_count;
+    int64_t size = before > 0 ? growing->size_bytes - LS_BATCH_OVERHEAD : 0;
+    int64_t room = growing->batch_cap - LS_BATCH_OVERHEAD - LS_ENCODE_SLACK;
+    if (room < 0) return LS_E_NO_ROOM;
+    int64_t limit = (int64_t)batch_bytes - LS_BATCH_OVERHEAD;
+    if (limit > room) limit = room;
+    if (limit < size) limit = size;
+    if (count > INT32_MAX - before) count = INT32_MAX - before;
+
+    /* The loops count records from the batch's first on: row i is record number before + i. */
+    uint8_t *begin = (uint8_t *)growing->batch + LS_BATCH_OVERHEAD;
+    int64_t skip = rows != 0 ? 0 : first - before;
+    uintptr_t row_bytes = sizeof(int64_t);
+    uintptr_t numbers = rows + (uintptr_t)(first - before) * row_bytes;
+    uintptr_t times = columns->timestamps + (uintptr_t)skip * row_bytes;
+    struct ls_encoding encoding = {
+        .values = value_column(columns, skip),
+        .keys = key_column(columns, skip),
+        .headers = header_column(columns, skip),
+        .timestamps = columns->timestamps != 0 ? (const int64_t *)times : NULL,
+        .timestamp = columns->timestamp,
+        .rows = rows != 0 ? (const int64_t *)numbers : NULL,
+        .count_max = before + count,
+        .out_end = begin + room,
+        .end = begin + limit,
+        .at = begin + size,
+        .count = before,
+        .base_timestamp = growing->base_timestamp,
+        .max_timestamp = before > 0 ? growing->max_timestamp : -1,
+    };
+    if (before == 0) {
+        int64_t row = encoding.rows != NULL ? encoding.rows[0] : 0;
+        encoding.base_timestamp =
+            encoding.timestamps != NULL ? encoding.timestamps[row] : encoding.timestamp;
+    }
+    int64_t result = encode_loop(LS_ENCODE_BEST, &encoding);
+    if (result < 0) return result;
+    growing->size_bytes = LS_BATCH_OVERHEAD + (encoding.at - begin);
+    growing->record_count = encoding.count;
+    growing->base_timestamp = encoding.base_timestamp;
+    growing->max_timestamp = encoding.max_timestamp;
+    return encoding.count - before;
+}
+
 /* Bytes of the first `count` items, or LS_E_CORRUPT. */
 static int64_t column_bytes(const struct ls_column *column, int64_t count) {
     if (column->offsets == NULL) return 0;

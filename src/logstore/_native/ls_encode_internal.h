@@ -25,6 +25,7 @@ struct ls_encoding {
     const int64_t *timestamps; /* NULL: timestamp for all */
     int64_t timestamp;
     int64_t base_timestamp;
+    const int64_t *rows; /* record i is that of row rows[i]; NULL: row i */
     int64_t count_max;
     uint8_t *out_end; /* the first record alone may go up to here, plus slack */
     uint8_t *end;     /* all records together up to here, plus slack */

@@ -11,7 +11,9 @@
 
 enum {
     /* copy_wild touches fewer than this many bytes beyond either end. */
-    WILD_BYTES = 128
+    WILD_BYTES = 128,
+    /* Records that are picked one by one come from memory that no processor guesses. */
+    AHEAD = 8
 };
 
 LOOP_TARGET LS_INLINE void copy_64(uint8_t *to, const uint8_t *from) {
@@ -150,7 +152,8 @@ LOOP_TARGET LS_INLINE uint8_t *put_item(uint8_t *at, const struct item *item) {
 }
 
 /* Records of any kind, up to number `count_end`; stops, without an error, when one does not fit. */
-LOOP_TARGET static int64_t put_records(struct ls_encoding *encoding, int64_t count_end) {
+LOOP_TARGET LS_INLINE int64_t put_rows(struct ls_encoding *encoding, const int64_t *rows,
+                                       int64_t count_end) {
     const struct ls_column values = encoding->values;
     const struct ls_column keys = encoding->keys;
     const struct ls_column headers = encoding->headers;
@@ -164,11 +167,19 @@ LOOP_TARGET static int64_t put_records(struct ls_encoding *encoding, int64_t cou
         struct item key;
         struct item value;
         struct item header;
-        if (LS_UNLIKELY(!item_at(&keys, count, &key))) return LS_E_CORRUPT;
-        if (LS_UNLIKELY(!item_at(&values, count, &value))) return LS_E_CORRUPT;
-        if (LS_UNLIKELY(!item_at(&headers, count, &header))) return LS_E_CORRUPT;
+        int64_t row = rows != NULL ? rows[count] : count;
+        if (rows != NULL && count + AHEAD < count_end && values.offsets != NULL) {
+            /* Not yet judged: no pointer, only a hint. */
+            int64_t ahead = offset_at(values.offsets, rows[count + AHEAD], values.wide);
+            uintptr_t hint = (uintptr_t)values.bytes + (uintptr_t)ahead;
+            __builtin_prefetch((const void *)hint);
+            __builtin_prefetch((const void *)(hint + 64));
+        }
+        if (LS_UNLIKELY(!item_at(&keys, row, &key))) return LS_E_CORRUPT;
+        if (LS_UNLIKELY(!item_at(&values, row, &value))) return LS_E_CORRUPT;
+        if (LS_UNLIKELY(!item_at(&headers, row, &header))) return LS_E_CORRUPT;
 
-        int64_t timestamp = timestamps != NULL ? timestamps[count] : encoding->timestamp;
+        int64_t timestamp = timestamps != NULL ? timestamps[row] : encoding->timestamp;
         int64_t delta = ls_wrapping_sub(timestamp, base_timestamp);
         int64_t body =
             ls_record_body_size((int32_t)count, delta, key.size, value.size, header.size);
@@ -198,6 +209,10 @@ LOOP_TARGET static int64_t put_records(struct ls_encoding *encoding, int64_t cou
     return 0;
 }
 
+LOOP_TARGET static int64_t put_records(struct ls_encoding *encoding, int64_t count_end) {
+    return put_rows(encoding, NULL, count_end);
+}
+
 LOOP_TARGET LS_INLINE bool is_valid(const uint8_t *validity, int64_t bit) {
     return validity[bit >> 3] >> (bit & 7) & 1;
 }
@@ -208,12 +223,13 @@ LOOP_TARGET int64_t LOOP(ls_encode_loop)(struct ls_encoding *encoding) {
     const struct ls_column *values = &encoding->values;
     const struct ls_column *keys = &encoding->keys;
     int64_t result = 1;
+    if (encoding->rows != NULL) return put_rows(encoding, encoding->rows, encoding->count_max);
     if (values->offsets != NULL && encoding->headers.offsets == NULL) {
         bool values_alone = keys->offsets == NULL && values->validity == NULL &&
                             encoding->timestamps == NULL &&
                             encoding->timestamp == encoding->base_timestamp;
         if (values_alone) {
-            if (offset_at(values->offsets, 0, values->wide) < 0) return LS_E_CORRUPT;
+            if (offset_at(values->offsets, encoding->count, values->wide) < 0) return LS_E_CORRUPT;
             if (encoding->timestamp > encoding->max_timestamp)
                 encoding->max_timestamp = encoding->timestamp;
             result =

@@ -209,7 +209,7 @@ LOOP_TARGET LS_INLINE int64_t put_small(struct ls_encoding *encoding, bool wide_
     encoding->at = at;
     encoding->count = count;
     encoding->max_timestamp = max_timestamp;
-    return count == count_end;
+    return count >= count_end;
 }
 
 LOOP_TARGET LS_INLINE int64_t put_all_small(struct ls_encoding *encoding, bool wide_values,

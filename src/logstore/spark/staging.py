@@ -1,11 +1,11 @@
 """
 From Arrow record batches of a task to its staged file: grouped by partition, encoded in C.
 
-Rows are collected up to 16 MiB, so that batches are large whatever the number of partitions, and
-then written. No Python object is made per row.
+Each row is copied once, from Spark's record batch into the batch of its partition, which grows
+until it is full. No Python object is made per row.
 
-Memory: about four times what is collected. Of a record batch of Spark's with large rows there is no
-other copy; what one of them is encoded in is mapped from a file (``large_memory.py``).
+Memory: one record batch of Spark's, and 16 MiB of batches that are not full. What a very large
+row is encoded in is mapped from a file (``large_memory.py``).
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore._native import Columns, encode_header_lists, group_partitions
+from logstore._native import Columns, encode_header_lists, group_partitions, partition_keys
 from logstore.arrow_columns import ArrowRows, binary_array, binary_buffers
 from logstore.checkpoint import TopicPartition
-from logstore.errors import RecordTooLargeError
-from logstore.partitioner import partitions_for_keys
 from logstore.spark.errors import SparkSourceError
 from logstore.staged_batches import BATCH_BYTES, StagedBatchWriter
 
-COLLECTED_BYTES: Final = 16 << 20
-# Larger rows are written where they are: to bring them in order copies them.
+# Larger rows are written where they are: to bring those of one topic together copies them.
 LARGE_ROW_BYTES: Final = 64 << 10
 NO_TIMESTAMP: Final = -1
 
@@ -78,10 +75,8 @@ class RecordStager:
         self._plans: dict[str, TopicPlan] = {}
         self._keeps_timestamps = keeps_timestamps
         self._now_ms = now_ms
-        self._turns: dict[str, int] = {}
+        self._turns: dict[str, tuple[int, int]] = {}
         self._first_turn = turn
-        self._collected: list[pa.RecordBatch] = []
-        self._collected_bytes = 0
         self._writer: StagedBatchWriter | None = None
         self.record_count = 0
 
@@ -95,18 +90,11 @@ class RecordStager:
             UnknownTopicError: There is no such topic.
             RecordTooLargeError: A record is larger than its topic takes.
         """
-        if batch.num_rows == 0:
-            return
-        if batch.nbytes >= COLLECTED_BYTES:
-            self._write()  # Not put together with what there is.
-        self._collected.append(batch)
-        self._collected_bytes += batch.nbytes
-        if self._collected_bytes >= COLLECTED_BYTES:
-            self._write()
+        if batch.num_rows:
+            self._write(batch)
 
     def finish(self) -> str | None:
         """Finish the file and return its path; None: there was no row."""
-        self._write()
         if self._writer is None:
             return None
         self._writer.finish()
@@ -119,11 +107,7 @@ class RecordStager:
 
     # -- columns -----------------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        batches, self._collected, self._collected_bytes = self._collected, [], 0
-        if not batches:
-            return
-        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    def _write(self, batch: pa.RecordBatch) -> None:
         columns = {name.lower(): batch.column(at) for at, name in enumerate(batch.schema.names)}
         rows = ArrowRows(
             binary_array(pa, columns["value"], "value"),
@@ -175,18 +159,29 @@ class RecordStager:
         plan = self._plans.get(topic)
         if plan is None:
             plan = self._plans[topic] = self._plan_of(topic)
-        numbers = self._partitions(topic, plan, rows)
-        for partition, some in _grouped(rows, numbers, plan.partition_count):
-            self._write_partition(TopicPartition(topic, partition), plan, some)
+        columns = rows.columns(self._now_ms)
+        if plan.partition_count == 1 and rows.partitions is None:
+            self._write_partition(TopicPartition(topic, 0), plan, columns, None)
+            return
+        numbers = self._partitions(topic, plan, rows, columns)
+        first = int(numbers[0])
+        if (numbers == first).all():
+            self._write_partition(TopicPartition(topic, first), plan, columns, None)
+            return
+        grouped = group_partitions(numbers, plan.partition_count)
+        for partition in grouped.partitions():
+            place = TopicPartition(topic, partition)
+            self._write_partition(place, plan, columns, grouped.indices(partition))
 
-    def _partitions(self, topic: str, plan: TopicPlan, rows: ArrowRows) -> npt.NDArray[np.int32]:
+    def _partitions(
+        self, topic: str, plan: TopicPlan, rows: ArrowRows, columns: Columns
+    ) -> npt.NDArray[np.int32]:
         """Return the partition of each row: the column's, its key's, or the one in turn."""
         count = len(rows)
         if rows.keys is None or rows.keys.null_count == count:
             numbers = np.full(count, -1, np.int32)
         else:
-            data, offsets, validity = binary_buffers(rows.keys)
-            numbers = partitions_for_keys(data, offsets, plan.partition_count, validity=validity)
+            numbers = partition_keys(columns, plan.partition_count)
         if rows.partitions is not None and rows.partitions.null_count < count:
             given = _integers(rows.partitions.fill_null(-1), np.int32)
             is_given = ~_integers(rows.partitions.is_null().cast(pa.int8()), np.int8).astype(bool)
@@ -208,25 +203,24 @@ class RecordStager:
     ) -> npt.NDArray[np.int64]:
         """Return one partition for as many rows as fill a batch, then the next, as Kafka does."""
         _, offsets, _ = binary_buffers(rows.values)
-        sizes = np.diff(offsets)[unset].astype(np.int64)
-        batches = np.cumsum(sizes) // plan.batch_bytes
-        turn = self._turns.get(topic, self._first_turn)
-        self._turns[topic] = turn + int(batches[-1]) + 1
+        turn, filled_bytes = self._turns.get(topic, (self._first_turn, 0))
+        ends = np.cumsum(np.diff(offsets)[unset], dtype=np.int64) + filled_bytes
+        batches = ends // plan.batch_bytes
+        self._turns[topic] = (turn + int(batches[-1]), int(ends[-1]) % plan.batch_bytes)
         turns: npt.NDArray[np.int64] = (turn + batches) % plan.partition_count
         return turns
 
-    def _write_partition(self, place: TopicPartition, plan: TopicPlan, rows: ArrowRows) -> None:
+    def _write_partition(
+        self,
+        place: TopicPartition,
+        plan: TopicPlan,
+        columns: Columns,
+        rows: npt.NDArray[np.int64] | None,
+    ) -> None:
         assert self._writer is not None
-        before = len(self._writer.batches)
-        self._writer.add(place, rows.columns(self._now_ms), batch_bytes=plan.batch_bytes)
-        for batch in self._writer.batches[before:]:
-            if batch.size_bytes > plan.max_message_bytes:
-                raise RecordTooLargeError(
-                    f"a record for {place} makes a batch of {batch.size_bytes} bytes, larger than"
-                    f" the topic's max.message.bytes {plan.max_message_bytes}; raise it",
-                    topic=place.topic,
-                    partition=place.partition,
-                )
+        self._writer.add(
+            place, columns, rows, batch_bytes=plan.batch_bytes, max_bytes=plan.max_message_bytes
+        )
 
 
 def _grouped(
