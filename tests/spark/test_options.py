@@ -77,7 +77,9 @@ def test_refused_paths(tmp_path, monkeypatch):
     """What only seems to be a path of all hosts."""
     monkeypatch.chdir(tmp_path)
     refused(f"LOGSTORE_RELATIVE_PATH: .*{os.path.join(os.getcwd(), 'logs')}", path="logs")
+    refused(f"perhaps '{Path.home()}/logs'", path="~/logs")
     refused("LOGSTORE_UNSUPPORTED_FILE_SYSTEM: path is 's3a://b/c'", path="s3a://b/c")
+    refused("LOGSTORE_UNSUPPORTED_FILE_SYSTEM: path is 'dbfs:/c'", path="dbfs:/c")
     refused("on another host", path="file://elsewhere/data")
     refused("LOGSTORE_MISSING_PATH", path=None)
     servers = {"kafka__bootstrap__servers": "broker:9092", "path": None}
@@ -126,6 +128,7 @@ def test_what_suits_a_batch_or_a_stream():
     for name in ("endingOffsets", "endingOffsetsByTimestamp"):
         with pytest.raises(SparkSourceError, match=f"{name} is for batch queries"):
             parse(**{name: '{"orders": {"0": 1}}'}).check_stream()
+    refused("is 'earlist'; give earliest, latest, or JSON", startingOffsets="earlist")
     refused("endingOffsets cannot be earliest", endingOffsets="earliest")
 
 
@@ -156,9 +159,11 @@ def test_other_values():
     refused("for reading it is called subscribe", topic="orders")
 
 
-def test_names():
+def test_names(caplog):
     """An unknown one is refused with the nearest; settings of Kafka's clients mean nothing."""
-    check_names({"kafka.ssl.truststore.location": "x", "kafka.session.timeout.ms": "1"})
+    check_names({"kafka.acks": "1", "kafka.session.timeout.ms": "1", "groupIdPrefix": "a"})
+    (told,) = caplog.messages
+    assert "nothing here uses kafka.acks, kafka.session.timeout.ms, groupIdPrefix" in told
     check_names({"topic": "orders", "checkpointLocation": "/c", "option.topic": "orders"})
     for name, nearest in {
         "startingOffset": "startingOffsets",

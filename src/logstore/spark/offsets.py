@@ -153,7 +153,10 @@ def parse_offsets(
         _check_allowed(option, NAMED_OFFSETS[word], allowed)
         return OffsetSpec(option, default=NAMED_OFFSETS[word])
     found: dict[tuple[str, int | None], int] = {}
-    for topic, numbers in _parse_topics(option, text, '{"topic": {"0": 23, "1": -2}}'):
+    example = '{"topic": {"0": 23, "1": -2}}'
+    if not word.startswith("{"):
+        raise invalid(option, f"is {text!r}; give earliest, latest, or JSON such as {example}")
+    for topic, numbers in _parse_topics(option, text, example):
         if isinstance(numbers, str) and numbers.lower() in NAMED_OFFSETS:
             found[topic, None] = NAMED_OFFSETS[numbers.lower()]
             _check_allowed(option, found[topic, None], allowed)

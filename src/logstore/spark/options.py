@@ -229,7 +229,8 @@ class OptionMap:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values: dict[str, str] = {}
-        ignored = []
+        #: Those that are taken and mean nothing here, in lower case.
+        self.ignored: list[str] = []
         given = {key.lower(): value for key, value in options.items()}
         for key, value in given.items():
             # A table of a catalog has its options twice, once with this prefix.
@@ -245,12 +246,10 @@ class OptionMap:
                     f"Kafka option '{lowered}' is not supported: {REFUSED_SETTINGS[setting]}",
                 )
             elif lowered.startswith("kafka.") and setting in CLIENT_SETTINGS:
-                ignored.append(lowered)
+                self.ignored.append(lowered)
             else:
                 raise _unknown(lowered)
-        ignored += [name for name in IGNORED_OPTIONS if name in self._values]
-        if ignored:
-            logger.info("nothing here uses %s: no broker is connected to", ", ".join(ignored))
+        self.ignored += [name for name in IGNORED_OPTIONS if name in self._values]
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -350,12 +349,14 @@ class OptionMap:
 
 def check_names(options: Mapping[str, str]) -> None:
     """
-    Raise for an option that neither the source nor the sink knows.
+    Raise for an option that neither the source nor the sink knows; tell of those that do nothing.
 
     Raises:
         SparkSourceError: UNKNOWN_OPTION, UNSUPPORTED_OPTION.
     """
-    OptionMap(options)
+    ignored = OptionMap(options).ignored
+    if ignored:
+        logger.warning("nothing here uses %s: no broker is connected to", ", ".join(ignored))
 
 
 def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
@@ -434,7 +435,7 @@ def _local_path(path: str) -> str:
         if parts.netloc not in ("", "localhost"):
             raise invalid("path", f"is {path!r}, on another host; mount it, and give file:///…")
         text = urllib.parse.unquote(parts.path)
-    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+    elif re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text):
         raise SparkSourceError(
             "UNSUPPORTED_FILE_SYSTEM",
             f"path is {path!r}; a store is on a local or shared POSIX file system: mount it, or"
@@ -444,7 +445,7 @@ def _local_path(path: str) -> str:
         raise SparkSourceError(
             "RELATIVE_PATH",
             f"path is {path!r}, relative to a directory that differs between driver and tasks;"
-            f" give an absolute one, perhaps {os.path.abspath(text)!r}",
+            f" give an absolute one, perhaps {os.path.abspath(os.path.expanduser(text))!r}",
         )
     return os.path.normpath(text)
 
