@@ -1,10 +1,11 @@
 """
 When the records of a log were appended, whatever their timestamps are.
 
-Each round of retention notes where the log ended at what time, for logs that keep records by the
-time of their append (``logstore.retention.timestamp.type``). A segment was complete at the first
-time at which the log had reached its end. So what is told is never earlier than the append, and
-later by one round at most; for what was there before the first round, it is the time of that.
+Each round of retention notes where the log ended at what time, and so does its close, for logs that
+keep records by the time of their append (``logstore.retention.timestamp.type``). A segment was
+complete at the first time at which the log had reached its end. So what is told is never earlier
+than the append, and later by one round at most; for what was there before the first note, it is the
+time of that.
 
 The notes are in ``logstore-append-times`` in the log's directory, which a broker ignores::
 

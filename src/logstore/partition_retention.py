@@ -107,6 +107,14 @@ class RetainingLog(CleanableLog):
         log_end_offset = self.log_end_offset
         return noted(times, log_end_offset, now_ms, _upper_bounds(segments, log_end_offset))
 
+    def _note_append_times(self, now_ms: int | None = None) -> tuple[AppendTime, ...] | None:
+        """Write down by when what was appended, and return it; the lock is held."""
+        times = self._append_times_at(self._clock.milliseconds() if now_ms is None else now_ms)
+        if times is not None and times != self._append_times:
+            write_append_times(self._append_times_path, times, self._files)
+        self._append_times = times
+        return times
+
     @property
     def _append_times_path(self) -> str:
         return os.path.join(self._directory, APPEND_TIMES_FILE)
@@ -137,10 +145,7 @@ class RetainingLog(CleanableLog):
         self._plan_retention(now_ms, self._append_times_at(now_ms), walked)
         with self.changing():
             now_ms = self._clock.milliseconds()
-            times = self._append_times_at(now_ms)
-            if times is not None and times != self._append_times:
-                write_append_times(self._append_times_path, times, self._files)
-            self._append_times = times
+            times = self._note_append_times(now_ms)
             if self.truncations != truncations:
                 walked.clear()
             plan = self._plan_retention(now_ms, times, walked)

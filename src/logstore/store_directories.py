@@ -95,7 +95,7 @@ def absolute_paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     Return the real paths of a store's directories.
 
     Raises:
-        ConfigError: There is none, or one is there twice.
+        ConfigError: There is none, or one is there twice, or within another.
     """
     if not paths:
         raise ConfigError(["a store needs a directory; give at least one"])
@@ -107,6 +107,12 @@ def absolute_paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         found.append(os.path.realpath(text))
     problems = [
         f"{path} is given twice; give it once" for path in {*found} if found.count(path) > 1
+    ]
+    problems += [
+        f"{path} is within {outer}, where only partitions belong; give another directory"
+        for path in {*found}
+        for outer in {*found} - {path}
+        if os.path.commonpath([path, outer]) == outer
     ]
     if problems:
         raise ConfigError(problems)

@@ -27,7 +27,7 @@ from logstore.partitioner import (
     spread_records,
 )
 from logstore.topic_extending import TopicExtender, TopicOffset, TopicOffsets
-from logstore.topic_names import INTERNAL_TOPICS
+from logstore.topic_names import INTERNAL_TOPICS, check_not_internal
 
 
 class TopicSource(Protocol):
@@ -81,6 +81,7 @@ class Topic:
     def __init__(self, name: str, source: TopicSource) -> None:
         self.name = name
         self._source = source
+        self._is_internal = name in INTERNAL_TOPICS
         self._logs: dict[int, Log] = {}
         self._sticky: StickyPartition | None = None
 
@@ -115,8 +116,8 @@ class Topic:
 
     @property
     def is_internal(self) -> bool:
-        """Whether Kafka, or the store, keeps its own state in it."""
-        return self.name in INTERNAL_TOPICS
+        """Whether Kafka, or the store, keeps its own state in it; nobody else appends to it."""
+        return self._is_internal
 
     def __getitem__(self, partition: int) -> Log:
         """Return a partition's log, which the store owns."""
@@ -180,9 +181,12 @@ class Topic:
         Raises:
             UnknownTopicError: The topic was deleted, or has no such partition.
             OfflineError: The partition of this key is not served.
+            InvalidTopicError: It is internal: see :attr:`is_internal`.
 
         Errors of an append are those of ``Log.append``.
         """
+        if self._is_internal:
+            check_not_internal(self.name)
         if partition is None:
             check_buffer(key, "key")
             check_buffer(value, "value")
@@ -230,10 +234,12 @@ class Topic:
             InvalidTimestampError: A time is outside the topic's bounds.
             RecordTooLargeError: A value alone is larger than ``max.message.bytes``.
             UnknownTopicError: The topic was deleted.
+            InvalidTopicError: It is internal: see :attr:`is_internal`.
 
         **Durability**: as of each partition's log; nothing holds for several of them together.
         What must be seen all or not at all takes a transaction.
         """
+        check_not_internal(self.name)
         parts = given_records(values, keys, timestamps, headers, check_items=False)
         return TopicExtender(self, compression, sync=sync).extend(parts)
 
@@ -273,14 +279,15 @@ class Topic:
             TopicAppendError: As of :meth:`extend`. Rows of record batches that were not begun with
                 have partition and offset -1.
             ValueError: A time in another unit.
-            InvalidRecordError, InvalidTimestampError, RecordTooLargeError, UnknownTopicError: As of
-                :meth:`extend`.
+            InvalidRecordError, InvalidTimestampError, RecordTooLargeError, UnknownTopicError,
+                InvalidTopicError: As of :meth:`extend`.
 
         **Durability**: as of each partition's log; nothing holds for several of them together.
 
         **Cost**: the bytes of a record batch are copied once, by partition; nothing is done for
         each row in Python.
         """
+        check_not_internal(self.name)
         now_ms = self._source.clock.milliseconds()
         rows = list(arrow_rows(data, value, key, timestamp, now_ms))
         return TopicExtender(self, compression, sync=sync).extend_rows(rows, now_ms)

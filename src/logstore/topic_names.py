@@ -68,6 +68,23 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopicError(problem)
 
 
+def check_not_internal(name: str) -> None:
+    """
+    Raise if the records of a topic are those of whoever keeps its state there, and nobody else's.
+
+    Raises:
+        InvalidTopicError: It is internal.
+
+    Source: Kafka ``ReplicaManager.appendRecords``, ``internalTopicsAllowed``.
+    """
+    if name in INTERNAL_TOPICS:
+        raise InvalidTopicError(
+            f"{name} holds the store's own records; use positions(), transaction() or"
+            " commit_staged(), which write them",
+            topic=name,
+        )
+
+
 def colliding_name(name: str, others: Iterable[str]) -> str | None:
     """Return a name that differs from ``name`` only in '.' and '_', None if there is none."""
     unified = name.replace(".", "_")

@@ -258,11 +258,13 @@ class TransactionCoordinator:
         then.
 
         Raises:
-            ValueError: The id is empty.
+            TypeError, ValueError: The id is no text, or empty.
             InvalidTransactionTimeoutError: The time-out is not in (0, transaction.max.timeout.ms].
             OfflineError: What is known of the id could not be read.
             LogStoreError: An earlier transaction could not be completed.
         """
+        if not isinstance(transactional_id, str):
+            raise TypeError(f"a transactional id is a str, not {type(transactional_id).__name__}")
         if not transactional_id:
             raise ValueError("the transactional id is empty; give the producer a lasting name")
         if not 0 < timeout_ms <= self._settings.max_timeout_ms:

@@ -398,6 +398,7 @@ class UnifiedLog(RetainingLog):
             self.sync_producer_state()
             self.producer_state.take_snapshot()
             self.leader_epochs.flush()
+            self._note_append_times()
             offsets = self.offsets
             for segment in self._local_log.segments:
                 segment.close()

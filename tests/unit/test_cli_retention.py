@@ -97,6 +97,24 @@ def test_run(data, capsys):
         assert 1 == len(list(store["found", 0]))
 
 
+def test_an_empty_log(tmp_path, capsys):
+    """There is nothing to go; it is not that nothing is limited."""
+    with logstore.open_store(tmp_path / "data") as store:
+        store.create_topic("empty", config={"retention.ms": 1000})
+    expected = ["empty-0  nothing goes now; there are no records"]
+    assert expected == run(capsys, "retention", tmp_path / "data")
+
+
+def test_files_that_wait_for_their_deletion(data, capsys):
+    """A few of them are named."""
+    with logstore.open_store(data) as store:
+        assert 3 == store["orders", 0].delete_old_segments()
+        found = run(capsys, "info", data / "orders-0")
+        (line,) = [line for line in found if "leftovers" in line]
+    assert line.count(".deleted") == 3
+    assert line.endswith(" more")
+
+
 def test_blocked(tmp_path, capsys):
     """A timestamp in the future is told with the remedy."""
     path = tmp_path / "data"

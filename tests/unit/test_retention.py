@@ -386,6 +386,12 @@ class TestAppendTime:
             assert 2 == len(reader.retention_plan().deletions)
         assert 2 == session.log.delete_old_segments()
 
+    def test_a_log_that_closes_before_the_first_round(self, session):
+        """Its close notes the time: else a log that is open for moments only would keep all."""
+        fill(self.opened(session), [1000, 1000])
+        self.opened(session)
+        assert 2 == self.round_after(session, HOUR_MS + 1)
+
     def test_file_that_was_written_since(self, session):
         """Notes alone delete nothing that is younger than they say: a broker may have been here."""
         fill(self.opened(session), [1000, 1000])

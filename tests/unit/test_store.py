@@ -574,4 +574,8 @@ class TestDirectories:
             open_it(tmp_path / "a", tmp_path / "." / "a")
         with pytest.raises(ConfigError, match="at least one"):
             open_log_store()
+        for paths in (("a", "a/inner"), ("a/inner", "a")):
+            with pytest.raises(ConfigError, match=r"inner is within .*a, where only partitions"):
+                open_it(*(tmp_path / each for each in paths))
+        assert not (tmp_path / "a" / "inner").exists()
         open_it(tmp_path / "a")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import logstore
-from logstore.errors import UnknownTopicError
+from logstore.errors import InvalidTopicError, UnknownTopicError
 from logstore.partitioner import StickyPartition, murmur2, partition_of_key
 
 
@@ -106,3 +106,21 @@ def test_text_is_no_record(store, value, key):
         ):
             with pytest.raises(TypeError, match=f"^a {what} is bytes"):
                 append(value, key=key)
+
+
+def test_internal_topics_are_the_stores_own(store):
+    """A record of somebody else's there would keep a coordinator from loading."""
+    store.create_topic("orders")
+    store.positions("g").commit({("orders", 0): 1})
+    with store.transaction("t") as transaction:
+        transaction.append("orders", b"v")
+    for name in ("__consumer_offsets", "__transaction_state"):
+        topic = store[name]
+        for append in (
+            lambda topic=topic: topic.append(b"v"),
+            lambda topic=topic: topic.append(b"v", partition=0),
+            lambda topic=topic: topic.extend([b"v"]),
+            lambda topic=topic: topic.extend_arrow(None),
+        ):
+            with pytest.raises(InvalidTopicError, match=f"{name} holds the store's own records"):
+                append()

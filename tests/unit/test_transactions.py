@@ -210,6 +210,8 @@ class TestAbort:
 class TestArguments:
     def test_wrong_ones(self, store):
         """They are refused before anything is written."""
+        with pytest.raises(TypeError, match="is a str, not int"):
+            store.transaction(5)
         with pytest.raises(ValueError, match="empty"):
             store.transaction("")
         for timeout_ms in (0, -1, 900_001):

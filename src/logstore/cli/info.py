@@ -17,6 +17,9 @@ from logstore.inspection import Damage, find_partitions, scan_log_file, segment_
 from logstore.log_directory import is_log_directory
 from logstore.partition_state import PartitionState
 
+# So many names of a list are shown; --json has all.
+NAMES_SHOWN = 3
+
 EXAMPLE = """\
 examples:
   logstore info data/orders-0
@@ -150,5 +153,7 @@ def _print(fields: dict[str, Any]) -> None:
         elif name.endswith("_bytes"):
             shown = f"{value:,}"
         elif isinstance(value, list):
-            shown = ", ".join(value)
+            shown = ", ".join(value[:NAMES_SHOWN])
+            if len(value) > NAMES_SHOWN:
+                shown = f"{shown} and {len(value) - NAMES_SHOWN} more"
         print(f"  {name.replace('_', ' ')}: {shown}")

@@ -61,5 +61,6 @@ def sentence_of(fields: dict[str, Any], *, is_done: bool = False) -> str:
         if ways:
             parts.append(f"the segment at offset {fields['then_offset']} goes {', or '.join(ways)}")
         elif not count:
-            parts.append("nothing is limited")
+            is_limited = fields["retention_ms"] >= 0 or fields["retention_bytes"] >= 0
+            parts.append("there are no records" if is_limited else "nothing is limited")
     return "; ".join(parts)
