@@ -15,7 +15,7 @@ import logstore
 from benchmarks.broker import NO_BROKER, Client
 from benchmarks.harness import Contest, Stopwatch, Target, Variant
 from benchmarks.sizes import Size
-from benchmarks.spark_source import PARTITIONS, load, make_store, session
+from benchmarks.spark_source import PARTITIONS, VALUE_BYTES, load, make_store, session
 from tests.support.kafka_broker import kafka_broker
 from tests.support.spark_connector import add_connector, why_not
 
@@ -31,7 +31,7 @@ def beside_connector(directory: Path, size: Size) -> Contest:
     broker = running.enter_context(kafka_broker(directory / "broker"))
     client = Client(broker.bootstrap_servers)
     store = str(directory / "store")
-    count = make_store(directory / "store", size, PARTITIONS)
+    count = make_store(directory / "store", PARTITIONS, size.read_bytes // VALUE_BYTES)
     with logstore.open_store(store) as opened:
         opened.create_topic("written", partitions=PARTITIONS)
     for topic in ("orders", "written"):

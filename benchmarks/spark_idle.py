@@ -6,6 +6,8 @@ Spark's processes import it by name, so it imports nothing that it does not need
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,11 +27,24 @@ SCHEMA = (
 )
 
 
+# About as many as the source has in a record batch with values of 100 bytes.
+BATCH_ROWS = 30_000
+
+
 def rows_of(schema: StructType, rows: int) -> Iterator[Any]:
-    """Yield one record batch."""
+    """Yield record batches: one that is ready, again and again."""
+    batch = ready_batch(schema.json(), min(rows, BATCH_ROWS))
+    for first in range(0, rows, BATCH_ROWS):
+        yield batch.slice(0, rows - first)
+
+
+@functools.cache
+def ready_batch(schema_json: str, rows: int) -> Any:
+    """Return a record batch, made once in a process."""
+    schema = StructType.fromJson(json.loads(schema_json))
     wanted = to_arrow_schema(schema, timezone="UTC")
     made = {
-        "key": b"k",
+        "key": bytes(10),
         "value": bytes(100),
         "topic": "orders",
         "partition": 0,
@@ -38,7 +53,7 @@ def rows_of(schema: StructType, rows: int) -> Iterator[Any]:
         "timestampType": 0,
     }
     arrays = [pa.array([made[field.name]] * rows, field.type) for field in wanted]
-    yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 class IdleSource(DataSource):

@@ -19,9 +19,11 @@ from benchmarks.material import Values
 from benchmarks.sizes import Size
 
 PARTITIONS = 4
+VALUE_BYTES = 100
 SMALL_PARTITIONS = 16
 MICRO_BATCHES = 20
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+OFFSET = "offset bigint not null"
 CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
@@ -65,23 +67,25 @@ def session() -> Any:
     return spark
 
 
-def make_store(directory: Path, size: Size, partitions: int, rows: int | None = None) -> int:
+def make_store(directory: Path, partitions: int, rows: int) -> int:
     """Write a store with the topic ``orders``; return how many records it has."""
-    values = Values.of(100, size.read_bytes * 4)
-    count = values.count // partitions if rows is None else rows
+    values = Values.of(VALUE_BYTES, VALUE_BYTES * rows)
     with logstore.open_store(directory) as store:
         for log in store.create_topic("orders", partitions=partitions).logs():
-            log.extend_arrow(
-                values.full.slice(0, count), value="value", key="key", timestamp="timestamp"
-            )
-    return count * partitions
+            log.extend_arrow(values.full, value="value", key="key", timestamp="timestamp")
+    return rows * partitions
 
 
 def scanning(directory: Path, size: Size) -> Contest:
-    """Every row, to nowhere and through aggregates; one column; what Python has of the time."""
+    """
+    Every row, to nowhere and through aggregates; one column; what Python has of the time.
+
+    So many rows that what Spark takes for any query is little beside them: 5 million.
+    """
     spark = session()
     store, parquet = str(directory / "store"), str(directory / "parquet")
-    count = make_store(directory / "store", size, PARTITIONS)
+    rows = 2 * size.read_bytes // VALUE_BYTES
+    count = make_store(directory / "store", PARTITIONS, rows)
     load(spark, store).write.option("compression", "none").parquet(parquet)
 
     def logs(**options: str) -> Callable[[], Any]:
@@ -89,6 +93,10 @@ def scanning(directory: Path, size: Size) -> Contest:
 
     def files() -> Any:
         return spark.read.parquet(parquet)
+
+    def ready(schema: str | None = None) -> Callable[[], Any]:
+        reader = spark.read if schema is None else spark.read.schema(schema)
+        return lambda: idle(reader, PARTITIONS, rows)
 
     def to_nowhere(frame: Callable[[], Any]) -> Callable[[Stopwatch], None]:
         def run(watch: Stopwatch) -> None:
@@ -107,13 +115,17 @@ def scanning(directory: Path, size: Size) -> Contest:
 
         return run
 
-    def share_of_python(_: Stopwatch) -> float:
-        """Return Python's part of the processor time of a full scan, in percent."""
-        before = _processor_seconds(spark)
-        logs()().write.format("noop").mode("append").save()
-        after = _processor_seconds(spark)
-        used = [then - now for then, now in zip(after, before, strict=True)]
-        return max(100 * used[1] / sum(used), 0.01)
+    def share_of_python(frame: Callable[[], Any]) -> Callable[[Stopwatch], float]:
+        """Python's part of the processor time of a full scan, in percent."""
+
+        def run(_: Stopwatch) -> float:
+            before = _processor_seconds(spark)
+            frame().write.format("noop").mode("append").save()
+            after = _processor_seconds(spark)
+            used = [then - now for then, now in zip(after, before, strict=True)]
+            return max(100 * used[1] / sum(used), 0.01)
+
+        return run
 
     variants = (
         Variant("Parquet", to_nowhere(files), "wall", count),
@@ -121,7 +133,10 @@ def scanning(directory: Path, size: Size) -> Contest:
         Variant("Parquet, aggregates", aggregated(files, *AGGREGATES), "wall", count),
         Variant("logstore, aggregates", aggregated(logs(), *AGGREGATES), "wall", count),
         Variant("offset", aggregated(logs(columns="offset"), "sum(offset)"), "wall", count),
-        Variant("Python's share", share_of_python, "wall"),
+        Variant("Python's share", share_of_python(logs()), "wall"),
+        Variant("idle, aggregates", aggregated(ready(), *AGGREGATES), "wall", count),
+        Variant("idle, offset", aggregated(ready(OFFSET), "sum(offset)"), "wall", count),
+        Variant("idle, Python's share", share_of_python(ready()), "wall"),
     )
     targets = (
         Target("Spark scan", "logstore", "Parquet", 0.6, unit="Parquet"),
@@ -136,6 +151,14 @@ def scanning(directory: Path, size: Size) -> Contest:
             "Spark scan, offset only", "offset", "logstore, aggregates", 2.5, unit="all columns"
         ),
         Target("Spark scan, Python's CPU", "Python's share", None, 20, at_most=True, unit="%"),
+        Target(
+            "Spark 7 aggregates, the same",
+            "logstore, aggregates",
+            "idle, aggregates",
+            unit="idle source",
+        ),
+        Target("Spark offset only, the same", "offset", "idle, offset", unit="idle source"),
+        Target("Idle source, Python's CPU", "idle, Python's share", None, at_most=True, unit="%"),
     )
     return Contest("spark scan", variants, targets, rounds=5)
 
@@ -144,7 +167,7 @@ def small_read(directory: Path, size: Size) -> Contest:
     """A count over 16 partitions of 100 records: what a task and a query cost."""
     spark = session()
     rows = min(100, size.calls)
-    count = make_store(directory / "store", size, SMALL_PARTITIONS, rows=rows)
+    count = make_store(directory / "store", SMALL_PARTITIONS, rows)
 
     def counted(frame: Callable[[], Any]) -> Callable[[Stopwatch], None]:
         def run(watch: Stopwatch) -> None:
