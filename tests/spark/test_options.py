@@ -36,7 +36,7 @@ def test_defaults():
     assert found.fail_on_data_loss
     assert found.isolation == "read_committed"
     assert found.max_trigger_delay_ms == 15 * 60_000
-    assert (found.batch_bytes, found.batch_rows) == (3 << 20, 32_768)
+    assert (found.batch_bytes, found.batch_rows) == (3 << 20, None)
     assert not found.include_headers
     assert not found.filter_pushdown
 

@@ -371,6 +371,16 @@ class TestBatch:
         assert sizes(batchBytes="5000", batchRows="4") == [4] * 75 + [1]
         assert sizes(batchBytes="1", batchRows="1") == [1] * 301
 
+    @pytest.mark.parametrize(
+        ("names", "sizes"),
+        [(["offset", "partition"], [40_000]), (["offset", "topic"], [32_768, 7_232])],
+    )
+    def test_numbers_alone_come_in_more_rows(self, store, names, sizes):
+        """A record batch is of 1 to 4 MiB then too."""
+        store.create_topic("orders")[0].extend([b"v"] * 40_000)
+        reader = source(store).reader(schema_of(*names))
+        assert sizes == [each.num_rows for each in read(reader, reader.partitions())]
+
     def test_no_two_large_records_at_a_time(self, store):
         """Spark holds the last batch, and the first, until the next one comes: that has no rows."""
         log = store.create_topic("orders", config={"max.message.bytes": 32 << 20})[0]

@@ -20,6 +20,11 @@ from logstore.spark.source_columns import Column
 
 # Of a scan, by the names here; topic and partition are constants.
 SCANNED: Final = {"timestampType": "timestamp_type", "topic": None, "partition": None}
+# Spark is fastest with record batches of 1 to 4 MiB; with small records the rows end one. Numbers
+# alone are as large only with more rows.
+BATCH_ROWS: Final = 32 << 10
+NARROW_BATCH_ROWS: Final = 128 << 10
+BYTES: Final = ("key", "value", "headers", "topic")
 
 
 class SparkColumns:
@@ -42,6 +47,9 @@ class SparkColumns:
             ]
         )
         self._types: Final = [field.type for field in self.schema]
+        is_wide = any(each.source in BYTES for each in columns)
+        #: Of a record batch at most.
+        self.batch_rows: Final = BATCH_ROWS if is_wide else NARROW_BATCH_ROWS
         self._constants: dict[str, Any] = {}
         wanted = {SCANNED.get(each.source, each.source) for each in columns}
         self._names: Final = sorted(name for name in wanted if name) or ["offset"]

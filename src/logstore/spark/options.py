@@ -105,9 +105,8 @@ BATCH_ONLY: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimesta
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
 MAX_BYTES_PER_PARTITION: Final = 256 << 20
-# Spark is fastest with record batches of 1 to 4 MiB; with small records the rows end one.
+# Spark is fastest with record batches of 1 to 4 MiB.
 BATCH_BYTES: Final = 3 << 20
-BATCH_ROWS: Final = 32_768
 MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
 POLL_TIMEOUT_MS: Final = 5_000
 MS_OF_UNIT: Final = {
@@ -161,7 +160,7 @@ class SourceOptions(NamedTuple):
         max_records_per_partition: Offsets of a task at most.
         max_bytes_per_partition: Bytes of a task at most, about; 0: any.
         batch_bytes: Of a column of a record batch at most, unless one record has more.
-        batch_rows: The same in rows.
+        batch_rows: The same in rows; None: what is best for the columns.
         include_headers: The schema has headers.
         columns: The schema's, if they are selected.
         isolation: Whether undecided and aborted transactions are read.
@@ -184,7 +183,7 @@ class SourceOptions(NamedTuple):
     max_records_per_partition: int | None
     max_bytes_per_partition: int
     batch_bytes: int
-    batch_rows: int
+    batch_rows: int | None
     include_headers: bool
     columns: tuple[str, ...] | None
     isolation: IsolationLevel
@@ -407,7 +406,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         max_records_per_partition=given.number("maxRecordsPerPartition"),
         max_bytes_per_partition=MAX_BYTES_PER_PARTITION if max_bytes is None else max_bytes,
         batch_bytes=given.number("batchBytes", maximum=INT32_MAX) or BATCH_BYTES,
-        batch_rows=given.number("batchRows", maximum=INT32_MAX) or BATCH_ROWS,
+        batch_rows=given.number("batchRows", maximum=INT32_MAX),
         include_headers=given.flag("includeHeaders", False),
         columns=_columns(given.text("columns")),
         isolation="read_committed" if isolation == "read_committed" else "read_uncommitted",

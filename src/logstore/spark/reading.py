@@ -199,7 +199,7 @@ class TaskRead:
             self._stop,
             self._options.isolation,
             truncations=log.truncations,
-            batch_rows=self._options.batch_rows,
+            batch_rows=self._options.batch_rows or self._columns.batch_rows,
             batch_bytes=self._options.batch_bytes,
             large_memory=_large_memory(),
         )
