@@ -336,6 +336,28 @@ class TestProducers:
 
         assert {4: (b"a", b"2")} == contents(opened.log)
 
+    def test_a_transaction_behind_an_aborted_one_of_its_producer(self, opened):
+        """
+        A round that begins behind the marker takes the next one for aborted, too, as Kafka's does.
+
+        Its records are not in the map then, but go all the same where a later key says so.
+        """
+        aborted = of_producer({"x": "1"}, 0, transactional=True)
+        committed = of_producer({"k": "1", "l": "1"}, 1, transactional=True)
+        opened.log.append_batches(aborted, leader_epoch=0)
+        end_transaction(opened.log, "ABORT")
+        opened.put(a="1" * 200)
+        opened.put(b="1")  # The index knows where it is.
+        opened.log.append_batches(committed, leader_epoch=0)
+        end_transaction(opened.log, "COMMIT")
+        opened.put(k="2")
+        opened.log.roll()
+
+        stats = opened.clean(memory=48)  # Of one key.
+        assert 3 == stats.next_first_dirty_offset
+        opened.clean()
+        assert [2, 3, 5, 7] == list(contents(opened.log))
+
     def test_an_open_transaction_is_not_touched(self, opened):
         """Nobody knows yet whether it counts."""
         opened.put(a="1")

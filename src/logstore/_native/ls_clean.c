@@ -105,9 +105,13 @@ static bool choose_by_key(struct filtering *filtering) {
     return is_sound && at == batch->end;
 }
 
-/* Whether the map has noted which of the batch's offsets are superseded. */
+/*
+ * Whether the map has noted which of the batch's offsets are superseded. Those of a transaction were
+ * not put if it was taken for aborted, as Kafka takes one whose producer's aborted one before it
+ * ended just below the dirty part.
+ */
 static bool is_noted(const struct ls_offset_map *map, const struct ls_open_batch *batch) {
-    return batch->base_offset >= map->base_offset &&
+    return !(batch->attributes & LS_TRANSACTIONAL_BIT) && batch->base_offset >= map->base_offset &&
            batch->base_offset - map->base_offset < map->superseded_count - batch->last_offset_delta;
 }
 
