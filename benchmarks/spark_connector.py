@@ -24,7 +24,11 @@ NO_CONNECTOR: Final = NO_BROKER or why_not()
 
 
 def beside_connector(directory: Path, size: Size) -> Contest:
-    """Scan all columns to nowhere; write keys and values of a table in memory."""
+    """
+    Scan all columns to nowhere; write keys and values of a table in memory.
+
+    A sink in Python that drops the rows says what there is to gain for one that keeps them.
+    """
     spark = session()
     add_connector(spark)
     running = contextlib.ExitStack()
@@ -72,10 +76,14 @@ def beside_connector(directory: Path, size: Size) -> Contest:
             Variant("scan", scan(lambda: load(spark, store)), "wall", count),
             Variant("connector sink", write("kafka", None, **where), "wall", count),
             Variant("sink", write("logstore", store), "wall", count),
+            Variant("idle sink", write("idle", None), "wall", count),
         ),
         (
             Target("Spark scan, of the connector's", "scan", "connector scan", 3, unit="connector"),
             Target("Spark sink, of the connector's", "sink", "connector sink", 3, unit="connector"),
+            Target(
+                "Spark sink, of one in Python that drops rows", "sink", "idle sink", unit="idle"
+            ),
         ),
         rounds=5,
         close=close,

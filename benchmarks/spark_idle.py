@@ -1,5 +1,5 @@
 """
-The least that a source written in Python costs in Spark: one that has its rows ready.
+The least that a source or a sink written in Python costs in Spark: its rows are ready, or dropped.
 
 Spark's processes import it by name, so it imports nothing that it does not need.
 """
@@ -14,9 +14,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceWriter,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -76,6 +79,10 @@ class IdleSource(DataSource):
         """Return the reader of a stream that has something new whenever it is asked."""
         return IdleStreamReader(schema, int(self.options["partitions"]), int(self.options["rows"]))
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
+        """Return the writer of a batch write."""
+        return IdleWriter()
+
 
 class IdleReader(DataSourceReader):
     """So many partitions of so many rows."""
@@ -118,3 +125,16 @@ class IdleStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:  # noqa: ARG002
         """Return the rows."""
         return rows_of(self.schema, self.rows)
+
+
+class IdleWriter(DataSourceArrowWriter):
+    """Takes every row, and keeps none."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Drop the rows of a task."""
+        for _ in iterator:
+            continue
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing."""
