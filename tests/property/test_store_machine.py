@@ -80,6 +80,8 @@ class Fate:
         self.waiting = []  # (topic, partition, key, value): not written yet.
         self.moves = []  # (group, place, offset): the same.
         self.wrote_ms = None  # When it first wrote: its time-out begins then.
+        self.has_moves = False  # Positions were written.
+        self.ended_ms = None
 
 
 class Partition:
@@ -92,6 +94,8 @@ class Partition:
         start: The log start offset.
         floor: How far the cleaner has come.
         gone: Offsets that a cleaning has removed.
+        lost: The same of what is the newest of its key since newer ones were taken back.
+        commits: The transaction of each commit marker, by its offset.
         sequences: Of each idempotent batch: producer, end, the producer's next sequence.
     """
 
@@ -99,6 +103,8 @@ class Partition:
         self.entries = []
         self.durable = self.start = self.floor = 0
         self.gone = set()
+        self.lost = set()
+        self.commits = {}
         self.is_compacted = False
         self.sequences = []
 
@@ -128,13 +134,40 @@ class Partition:
             return
         assert found.items() <= expected.items()
         assert not found.keys() & self.gone
-        newest = {key: offset for offset, (key, _) in expected.items()}
+        newest = {key: offset for offset, (key, _) in expected.items() if offset not in self.lost}
         for offset, (key, value) in expected.items():
-            must_be_there = offset >= self.floor or (
-                key is not None and newest[key] == offset and value is not None
+            must_be_there = offset not in self.lost and (
+                offset >= self.floor
+                or (key is not None and newest[key] == offset and value is not None)
             )
             assert offset in found or not must_be_there, offset
         self.gone |= expected.keys() - found.keys()
+
+    def commit_of(self, fate, raw):
+        """Return where a transaction's records, of which any is there, were committed, or None."""
+        if any(
+            offset in raw and entry is not MARKER and entry[2] is fate
+            for offset, entry in enumerate(self.entries)
+        ):
+            return next((at for at, committed in self.commits.items() if committed is fate), None)
+        return None
+
+    def cut_to(self, cut, log, raw):
+        """Take back what is behind an offset; what is newest now may have been cleaned away."""
+        if cut is not None:
+            del self.entries[cut:]
+        # Offsets before the cut that had been cleaned away may be given out again.
+        assert not any(offset in raw for offset in range(log.log_end_offset, len(self.entries)))
+        del self.entries[log.log_end_offset :]
+        end = len(self.entries)
+        self.durable, self.floor = min(self.durable, end), min(self.floor, end)
+        self.start = min(self.start, end)
+        self.sequences = [each for each in self.sequences if each[1] <= end]
+        self.gone = {offset for offset in self.gone if offset < end}
+        self.lost = {offset for offset in self.lost if offset < end}
+        self.commits = {offset: fate for offset, fate in self.commits.items() if offset < end}
+        if self.is_compacted:
+            self.lost |= self.committed().keys() - {record.offset for record in log}
 
     def restart(self, log, *, is_loss):
         """Find what is left; the coordinator may have ended transactions already."""
@@ -144,7 +177,7 @@ class Partition:
             entry = self.entries[offset]
             if offset not in raw or entry is MARKER or raw[offset][0]:
                 return offset in raw and entry is MARKER and raw[offset][0]
-            return entry[:2] == tuple(raw[offset][2:])
+            return entry[:2] == tuple(raw[offset][2:4])
 
         kept = len(self.entries)
         if is_loss:
@@ -183,8 +216,14 @@ class Topic:
         self.configure(self.config)
 
 
+def times_of(log):
+    """Yield (offset, timestamp) of every record and marker, whoever may see them."""
+    for offset, *_, timestamp in raw_records(log, log.log_start_offset):
+        yield offset, timestamp
+
+
 def raw_records(log, start):
-    """Yield (offset, whether it is control, producer id, key, value), whoever may see them."""
+    """Yield (offset, whether it is control, producer id, key, value, timestamp) of each record."""
     end = -1
     while end < start < log.log_end_offset:
         end = start
@@ -198,6 +237,7 @@ def raw_records(log, start):
                         batch.producer_id,
                         record.key,
                         record.value,
+                        record.timestamp,
                     )
             start = max(start, batch.last_offset + 1)
 
@@ -217,7 +257,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.zombies = []
         self.snapshots = 0
         self.last_snapshot = None
-        self.positions = []  # (group, place, offset, fate or None), as they were written.
+        self.positions = []  # (group, place, offset, fate or None, ms), as they were written.
+        self.moments = [NOW_MS - 1]  # When time passed, for those who go back.
         self.open(lazy=False)
         self.create("a", 2, config)
 
@@ -449,7 +490,9 @@ class StoreMachine(RuleBasedStateMachine):
     def take_moves(self, fate):
         if fate.moves:
             self.note_write(fate)
-        self.positions += [(*move, fate) for move in fate.moves]
+            fate.has_moves = True
+        now_ms = self.clock.milliseconds()
+        self.positions += [(*move, fate, now_ms) for move in fate.moves]
         fate.moves.clear()
 
     def note_write(self, fate):
@@ -458,11 +501,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def end(self, fate, state):
         fate.state = state
+        fate.ended_ms = self.clock.milliseconds()
         fate.waiting.clear()
         fate.moves.clear()
-        self.take_markers()
+        self.take_markers(fate if state == "committed" else None)
 
-    def take_markers(self):
+    def take_markers(self, fate=None):
         """Note control records at the ends of logs: nothing else may have come there."""
         for _, partition, log in self.logs():
             missing = log.log_start_offset - len(partition.entries)
@@ -471,6 +515,8 @@ class StoreMachine(RuleBasedStateMachine):
                 assert is_control
                 assert offset == len(partition.entries)
                 partition.entries.append(MARKER)
+                if fate is not None:
+                    partition.commits[offset] = fate
 
     @precondition(lambda self: self.fates)
     @rule(data=st.data())
@@ -512,12 +558,13 @@ class StoreMachine(RuleBasedStateMachine):
     def move(self, data, group, offset):
         place = self.draw_place(data)
         self.store.positions(group).commit({place: offset}, sync=True)
-        self.positions.append((group, place, offset, None))
+        self.positions.append((group, place, offset, None, self.clock.milliseconds()))
 
     # -- time and ends -----------------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([10, 5_000, 61_000, 400_000]))
     def let_time_pass(self, ms):
+        self.moments.append(self.clock.milliseconds())
         ran = self.scheduler.advance_to(self.clock.milliseconds() + ms)
         assert not [each for each in ran if "failed" in each]
         for name, fate in list(self.fates.items()):
@@ -560,11 +607,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(goes_on=st.sampled_from([None, "the snapshot", "what is restored of it"]))
     def snapshot(self, goes_on):
         """It is the same store, where what was open is aborted; now and then that goes on."""
-        self.snapshots += 1
-        path = os.path.join(self.directory.name, f"snapshot-{self.snapshots}")
-        base = self.last_snapshot if os.path.exists(self.last_snapshot or "") else None
-        self.store.snapshot(path, base=base)
-        self.last_snapshot = path
+        path = self.take_snapshot()
         if goes_on is not None:
             self.store.close()
             if goes_on == "what is restored of it":
@@ -584,6 +627,107 @@ class StoreMachine(RuleBasedStateMachine):
                     expected = partition.committed(open_is_aborted=True)
                     assert here.items() <= there.items() <= expected.items()
                     assert partition.is_compacted or there == expected
+
+    def take_snapshot(self):
+        self.snapshots += 1
+        path = os.path.join(self.directory.name, f"snapshot-{self.snapshots}")
+        base = self.last_snapshot if os.path.exists(self.last_snapshot or "") else None
+        self.store.snapshot(path, base=base)
+        self.last_snapshot = path
+        return path
+
+    @rule(data=st.data(), goes_on=st.booleans())
+    def restore_to_time(self, data, goes_on):
+        """What is behind it is gone, transactions as a whole; now and then that goes on."""
+        to_ms = data.draw(st.sampled_from([*self.moments[-5:], self.clock.milliseconds()]))
+        path = self.take_snapshot()
+        restored = restore_store(path, f"{path}-restored", to_time=to_ms, clock=self.clock)
+        expected = {}
+        with open_log_store(path, mode="r", clock=self.clock) as snapshot:
+            raw = {
+                (name, number): dict(times_of(snapshot[name, number]))
+                for name, topic in self.topics.items()
+                for number in range(len(topic.partitions))
+            }
+            cuts = {
+                place: next((at for at, ms in sorted(times.items()) if ms > to_ms), None)
+                for place, times in raw.items()
+            }
+            assert {place: cut for place, cut in cuts.items() if cut is not None} == {
+                tuple(place): cut
+                for place, cut in restored.cuts.items()
+                if place.topic not in INTERNAL_TOPICS
+            }
+            undone = self.undone_at(to_ms, raw, cuts)
+            for place, cut in cuts.items():
+                entries = self.topics[place[0]].partitions[place[1]].entries
+                expected[place] = [
+                    (each.offset, each.key, each.value)
+                    for each in snapshot[place]
+                    if (cut is None or each.offset < cut) and entries[each.offset][2] not in undone
+                ]
+        if goes_on:
+            self.store.close()
+            self.paths = [restored.path]
+            self.open(lazy=False)
+            store = self.store
+        else:
+            store = open_log_store(restored.path, mode="r", clock=self.clock)
+        assert [] == list(store.check())
+        for place, records in expected.items():
+            assert records == [(each.offset, each.key, each.value) for each in store[place]]
+        for group in ("g", "h"):
+            found = dict(store.positions(group).items())
+            assert self.positions_at(group, to_ms, undone, store) == found
+        if goes_on:
+            self.go_back(to_ms, raw, cuts, undone)
+            self.after_restart(is_loss=False)
+        else:
+            store.close()
+
+    def undone_at(self, to_ms, raw, cuts):
+        """Return the committed transactions of which anything is behind a time."""
+        undone = set()
+        fates = {each[3] for each in self.positions if each[3] is not None and each[3].has_moves}
+        undone |= {fate for fate in fates if fate.ended_ms is not None and fate.ended_ms > to_ms}
+        for (name, number), times in raw.items():
+            partition, cut = self.topics[name].partitions[number], cuts[name, number]
+            for fate in set(partition.commits.values()):
+                at = partition.commit_of(fate, times)
+                if cut is not None and at is not None and at >= cut:
+                    undone.add(fate)
+        return undone
+
+    def positions_of(self, to_ms, undone):
+        """Return the positions that were committed by a time."""
+        return [
+            each
+            for each in self.positions
+            if each[4] <= to_ms
+            and (each[3] is None or (each[3].state == "committed" and each[3] not in undone))
+        ]
+
+    def positions_at(self, group, to_ms, undone, store):
+        """Return what a group's positions were at a time, within what the partitions had then."""
+        found = {each[1]: each[2] for each in self.positions_of(to_ms, undone) if each[0] == group}
+        return {
+            place: min(offset, store[place].log_end_offset) if place in store else offset
+            for place, offset in found.items()
+        }
+
+    def go_back(self, to_ms, raw, cuts, undone):
+        """Take back in the model what is behind a time."""
+        for (name, number), cut in cuts.items():
+            partition = self.topics[name].partitions[number]
+            partition.cut_to(cut, self.store[name, number], raw[name, number])
+        clamped = [
+            (group, place, offset, None, to_ms)
+            for group in ("g", "h")
+            for place, offset in self.positions_at(group, to_ms, undone, self.store).items()
+        ]
+        self.positions = [*self.positions_of(to_ms, undone), *clamped]
+        for fate in undone:
+            fate.state = "aborted"
 
     def after_restart(self, *, is_loss):
         """What was open is aborted; a power loss has taken the ends of logs."""
@@ -622,7 +766,7 @@ class StoreMachine(RuleBasedStateMachine):
         for group in ("g", "h"):
             expected = {
                 place: offset
-                for name, place, offset, fate in self.positions
+                for name, place, offset, fate, _ in self.positions
                 if name == group and (fate is None or fate.state == "committed")
             }
             assert expected == dict(self.store.positions(group).items())
