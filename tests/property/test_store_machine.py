@@ -94,7 +94,8 @@ class Partition:
         start: The log start offset.
         floor: How far the cleaner has come.
         gone: Offsets that a cleaning has removed.
-        lost: The same of what is the newest of its key since newer ones were taken back.
+        lost: Offsets that a power loss has taken, or that had been cleaned away and are the newest
+            of their keys since newer ones were taken back.
         commits: The transaction of each commit marker, by its offset.
         sequences: Of each idempotent batch: producer, end, the producer's next sequence.
     """
@@ -187,6 +188,8 @@ class Partition:
             if self.is_compacted:  # What the cleaner took is not there either.
                 last = max((n for n, is_there in enumerate(there, 1) if is_there), default=0)
                 kept = max(self.durable, self.start + last)
+                # Of two segments that were not flushed the later one may be all that is left.
+                self.lost |= {offset for offset in range(self.durable, kept) if offset not in raw}
             elif not all(there):
                 kept = self.start + there.index(False)
             assert kept >= self.durable
