@@ -128,7 +128,7 @@ def test_what_suits_a_batch_or_a_stream():
     for name in ("endingOffsets", "endingOffsetsByTimestamp"):
         with pytest.raises(SparkSourceError, match=f"{name} is for batch queries"):
             parse(**{name: '{"orders": {"0": 1}}'}).check_stream()
-    refused("is 'earlist'; give earliest, latest, or JSON", startingOffsets="earlist")
+    refused("is 'first'; give earliest, latest, or JSON", startingOffsets="first")
     refused("endingOffsets cannot be earliest", endingOffsets="earliest")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from sampling import IS_CI, IS_NIGHTLY
+from spark_session import environment
 
 import logstore
 import logstore.spark
@@ -272,6 +275,7 @@ def test_retention_passes_the_reader(spark, orders, tmp_path):
 
 
 CLIENT = """
+import pathlib
 import sys
 import logstore.spark
 from pyspark.sql import SparkSession
@@ -286,18 +290,77 @@ writer = frame.writeStream.format("memory").queryName("seen_by_client")
 query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
 query.awaitTermination(60)
 print(spark.table("seen_by_client").count())
+
+
+def written(topic):
+    return spark.read.format("logstore").option("subscribe", topic).load(path).count()
+
+
+def write(batch, batch_id, topic="each"):
+    options = {"topic": topic, "txnAppId": "client", "txnVersion": str(batch_id)}
+    rows = batch.select("key", "value").write.format("logstore").option("createTopics", "true")
+    rows.options(**options).mode("append").save(path)
+
+
+for _ in range(2):
+    write(spark.read.format("logstore").option("subscribe", "orders").load(path), 7, "batch")
+print(written("batch"))
+rows = frame.select("key", "value")
+sink = rows.writeStream.format("logstore").option("topic", "stream").option("createTopics", "true")
+for topic, writer in ("stream", sink), ("each", rows.writeStream.foreachBatch(write)):
+    for _ in range(2):  # The second time Spark does not know that the batch was written.
+        writer = writer.option("checkpointLocation", checkpoint + topic)
+        writer.trigger(availableNow=True).start(path).awaitTermination(60)
+        for commit in pathlib.Path(checkpoint + topic, "commits").iterdir():
+            commit.unlink()
+    print(written(topic))
 """
 
 
 @pytest.mark.skipif(not (IS_CI or IS_NIGHTLY), reason="costs 10 s: for CI and the nightly run")
 def test_spark_connect(spark, orders, tmp_path):
-    """A client without a JVM reads batches and streams."""
+    """A client without a JVM reads batches and streams, and writes both once."""
     pytest.importorskip("grpc", reason="needs pyspark[connect]")
     port = spark.conf.get("spark.connect.grpc.binding.port")
     arguments = [f"sc://127.0.0.1:{port}", orders.paths[0], str(tmp_path / "checkpoint")]
     command = [sys.executable, "-W", "ignore", "-c", CLIENT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (0, ["15", "15"]) == (done.returncode, done.stdout.split()), done.stderr
+    assert (0, ["15"] * 5) == (done.returncode, done.stdout.split()), done.stderr
+
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+rows = spark.read.format("logstore").option("subscribe", "orders").load(sys.argv[1])
+options = {"topic": "copied", "createTopics": "true", "numPartitions": "3"}
+rows.write.format("logstore").options(**options).mode("append").save(sys.argv[1])
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(not (IS_CI or IS_NIGHTLY), reason="costs 15 s: for CI and the nightly run")
+def test_spark_submit(orders, tmp_path):
+    """A job that does not register the format, and knows of no setting."""
+    (tmp_path / "job.py").write_text(JOB)
+    submit = Path(importlib.util.find_spec("pyspark").origin).parent / "bin/spark-submit"
+    command = [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+    done = subprocess.run(
+        [*command, tmp_path / "job.py", orders.paths[0]],
+        env={
+            **os.environ,
+            **environment(tmp_path),
+            "JAVA_HOME": logstore.spark.java_home(),
+            "SPARK_HOME": str(submit.parents[1]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert 0 == done.returncode, done.stderr
+    assert 15 == sum(len(list(log)) for log in orders["copied"].logs())
 
 
 @pytest.mark.skipif(not IS_NIGHTLY, reason="for the nightly run")
