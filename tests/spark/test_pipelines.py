@@ -62,6 +62,32 @@ def test_files_into_a_topic(spark, tmp_path):
         PipelineState.of(str(tmp_path / "state"), "export", "rows", lambda: None)
 
 
+def test_rows_of_many_micro_batches(spark, tmp_path):
+    """All are counted, also those of batches whose progress Spark has forgotten."""
+    (tmp_path / "in").mkdir()
+    for at in range(25):
+        (tmp_path / f"in/{at}.txt").write_text("a\nb\n")
+    kept = "spark.sql.streaming.numRecentProgressUpdates"
+    before = spark.conf.get(kept)
+    spark.conf.set(kept, "12")
+    try:
+        done = ingest(
+            spark,
+            tmp_path / "in",
+            tmp_path / "data",
+            "lines",
+            checkpoint=tmp_path / "state",
+            file_format="text",
+            options={"maxFilesPerTrigger": "1"},
+            value_format="raw",
+        )
+    finally:
+        spark.conf.set(kept, before)
+    assert 50 == done.row_count
+    with logstore.open_store(tmp_path / "data", mode="r") as store:
+        assert 50 == sum(1 for _ in store["lines", 0])
+
+
 class TestExport:
     @pytest.fixture(name="path")
     def _path(self, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from logstore.extras import import_extra
 from logstore.spark import functions as formats
@@ -18,6 +18,7 @@ from logstore.spark.pipelines.pipeline_state import PipelineState, local_path
 
 FileFormat = Literal["csv", "json", "parquet", "orc", "text"]
 ValueFormat = Literal["json", "avro", "raw"]
+POLL_SECONDS: Final = 0.5
 
 
 class Ingested(NamedTuple):
@@ -106,9 +107,17 @@ def ingest(
         .trigger(availableNow=True)
         .start(local_path(store))
     )
-    query.awaitTermination()
-    row_count = sum(progress.numInputRows for progress in query.recentProgress)
-    return Ingested(row_count, topic, columns.simpleString())
+    return Ingested(_row_count(query), topic, columns.simpleString())
+
+
+def _row_count(query: Any) -> int:
+    """Wait for the end of a query, and return the rows of all its micro-batches."""
+    counts: dict[int, int] = {}
+    is_done = False
+    while not is_done:  # Spark forgets all but the last hundred.
+        is_done = query.awaitTermination(POLL_SECONDS)
+        counts.update((each.batchId, each.numInputRows) for each in query.recentProgress)
+    return sum(counts.values())
 
 
 def _rows(
