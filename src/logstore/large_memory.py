@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 import tempfile
-from typing import Final
+from typing import IO, Final
 
 from logstore.errors import StorageError
 
@@ -47,7 +47,7 @@ class LargeMemory:
             with tempfile.TemporaryFile(dir=self._directory) as file:
                 # A page that the file system had no room for would end the process.
                 if sys.platform == "darwin":
-                    write_zeros(file.fileno(), size_bytes)
+                    write_zeros(file, size_bytes)
                 else:
                     os.posix_fallocate(file.fileno(), 0, size_bytes)
                 return memoryview(mmap.mmap(file.fileno(), size_bytes))
@@ -61,9 +61,9 @@ class LargeMemory:
             ) from error
 
 
-def write_zeros(fd: int, size_bytes: int) -> None:
+def write_zeros(file: IO[bytes], size_bytes: int) -> None:
     """Make an empty file so large, all of it allocated: where there is no posix_fallocate."""
     zeros = bytes(min(size_bytes, LARGE_BYTES))
-    position = 0
-    while position < size_bytes:
-        position += os.pwrite(fd, zeros[: size_bytes - position], position)
+    for position in range(0, size_bytes, len(zeros)):
+        file.write(zeros[: size_bytes - position])
+    file.flush()

@@ -159,8 +159,8 @@ def test_offset_forms():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("somewhere", "is no JSON"),
-        ("[1]", r"is \[1\]; give JSON such as"),
+        ("somewhere", "is 'somewhere'; give earliest, latest, or JSON such as"),
+        ("[1]", r"is '\[1\]'; give earliest, latest, or JSON such as"),
         ('{"orders": 3}', "has 3 for topic orders"),
         ('{"orders": {"0": "3"}}', "both are whole numbers"),
         ('{"orders": {"0": -3}}', "cannot be -3"),

@@ -37,7 +37,7 @@ def test_no_room(tmp_path, directory, size):
 def test_zeros_where_files_cannot_be_allocated(tmp_path):
     """As macOS does it: the size, and blocks for all of it."""
     with (tmp_path / "file").open("wb") as file:
-        write_zeros(file.fileno(), LARGE_BYTES + 5000)
+        write_zeros(file, LARGE_BYTES + 5000)
         found = os.fstat(file.fileno())
     assert LARGE_BYTES + 5000 == found.st_size <= 512 * found.st_blocks
 

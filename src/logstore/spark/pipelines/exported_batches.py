@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import glob
 import os
-import shutil
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from logstore.extras import import_extra
 from logstore.files import REAL_FILES
+from logstore.log import make_directory
 from logstore.spark import functions as formats
 from logstore.spark.errors import SparkSourceError
 from logstore.spark.formats.value_format import Mode
@@ -208,7 +208,7 @@ def replace_files(
     functions = import_extra("pyspark.sql.functions")
     pipeline_id, _, _ = batch.rpartition("-")
     for left in glob.glob(os.path.join(glob.escape(path), f".{pipeline_id}-*")):
-        shutil.rmtree(left)
+        _remove(left)
     staged = os.path.join(path, f".{batch}")
     (
         frame.withColumn("batch", functions.lit(batch))
@@ -222,10 +222,19 @@ def replace_files(
         inner.clear()
         place = os.path.join(path, os.path.relpath(directory, staged))
         if os.path.exists(place):
-            shutil.rmtree(place)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.rename(directory, place)
-    shutil.rmtree(staged)
+            _remove(place)
+        make_directory(os.path.dirname(place), REAL_FILES)
+        REAL_FILES.rename(directory, place)
+    _remove(staged)
+
+
+def _remove(directory: str) -> None:
+    for path, inner, names in os.walk(directory, topdown=False):
+        for name in names:
+            REAL_FILES.unlink(os.path.join(path, name))
+        for name in inner:
+            REAL_FILES.rmdir(os.path.join(path, name))
+    REAL_FILES.rmdir(directory)
 
 
 def written_files(path: str, batches: set[str]) -> tuple[int, int]:
