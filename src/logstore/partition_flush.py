@@ -104,6 +104,18 @@ class FlushedPartition(Partition):
             elif offset > self.recovery_point:
                 self._group_commit.wait_for(offset)
 
+    def start_flush(self) -> None:
+        """
+        Let the device begin with what :meth:`flush` will wait for; promises nothing.
+
+        Raises:
+            StorageError: What reached the disk is unknown; the log is poisoned.
+        """
+        self.check_writable()
+        active = self._local_log.active_segment
+        with self._closing_fast_path(), self._poison.if_it_fails():
+            self._unless_deleted([active], lambda segment: segment.start_flush())
+
     def make_durable(self, offset: int) -> None:
         """
         Make everything below ``offset`` durable, as :meth:`flush`; what else is there counts, too.

@@ -19,7 +19,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 from logstore._native import Buffer, measure_list, size_of
 from logstore.checkpoint import TopicPartition
@@ -62,6 +62,9 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = Literal["open", "committed", "aborted", "fenced", "in doubt"]
 Place: TypeAlias = str | tuple[str, int]
+
+#: Of one partition: so much is worth that the device begins with it before the end.
+START_FLUSH_BYTES: Final = 8 << 20
 
 
 class Transaction:
@@ -106,6 +109,7 @@ class Transaction:
         self._added: set[TopicPartition] = set()
         # With the topic's id: a topic that was made anew knows of no record of this producer.
         self._sequences: dict[tuple[TopicPartition, str | None], int] = {}
+        self._unflushed: dict[TopicPartition, int] = {}
         self._producer = coordinator.begin(transactional_id, timeout_ms)
 
     @property
@@ -428,6 +432,11 @@ class Transaction:
             )
         log.append_batches(batch, leader_epoch=log.leader_epoch, verification_guard=guard)
         self._sequences[key] = increment_sequence(sequence, count)
+        unflushed = self._unflushed.get(place, 0) + len(batch)
+        if unflushed >= START_FLUSH_BYTES:
+            log.start_flush()
+            unflushed = 0
+        self._unflushed[place] = unflushed
 
     # -- end ---------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from logstore.transaction_log import (
     transaction_log_key,
 )
 from logstore.transaction_metadata import EXHAUSTED_EPOCH
+from logstore.transactions import START_FLUSH_BYTES
 
 MINUTE = 60_000
 
@@ -451,6 +452,25 @@ class TestFailures:
         with pytest.raises(StorageError):
             transaction.commit()
         assert "aborted" == transaction.outcome
+        store = self.reopen(store, files)
+        assert [] == store.values("b")
+        store.close()
+
+    def test_device_begins_before_the_end(self, failing):
+        """With a lot of data, which a commit would wait for; it fails as a flush does."""
+        store, transaction, files = failing
+        before = files.calls("start_writeback")
+        for _ in range(START_FLUSH_BYTES // 900_000 + 1):
+            transaction.append("b", bytes(900_000))
+        transaction.flush()
+        assert before + 1 == files.calls("start_writeback")
+        files.fail("start_writeback", errno.EIO)
+        with pytest.raises(StorageError, match="write back"):  # noqa: PT012 - Whichever is last.
+            for _ in range(START_FLUSH_BYTES // 900_000 + 1):
+                transaction.append("b", bytes(900_000))
+            transaction.flush()
+        with pytest.raises(PoisonedError):
+            transaction.commit()
         store = self.reopen(store, files)
         assert [] == store.values("b")
         store.close()
