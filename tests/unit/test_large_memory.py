@@ -70,6 +70,7 @@ def test_several_members_of_gzip(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan wants more itself")
 def test_it_is_no_data_of_the_process(tmp_path):
     """What a limit of memory counts is a process's own; a file's pages are the kernel's."""
     size = resource.getrlimit(resource.RLIMIT_DATA)[0]
