@@ -20,6 +20,7 @@ from logstore.spark.errors import SparkSourceError
 from logstore.spark.formats.value_format import Mode
 from logstore.spark.pipelines.pipeline_state import PipelineState, local_path
 from logstore.store import open_store
+from logstore.unified_log import delete_tree
 
 ValueFormat = Literal["json", "avro", "raw"]
 
@@ -208,7 +209,7 @@ def replace_files(
     functions = import_extra("pyspark.sql.functions")
     pipeline_id, _, _ = batch.rpartition("-")
     for left in glob.glob(os.path.join(glob.escape(path), f".{pipeline_id}-*")):
-        _remove(left)
+        delete_tree(left, REAL_FILES)
     staged = os.path.join(path, f".{batch}")
     (
         frame.withColumn("batch", functions.lit(batch))
@@ -222,19 +223,10 @@ def replace_files(
         inner.clear()
         place = os.path.join(path, os.path.relpath(directory, staged))
         if os.path.exists(place):
-            _remove(place)
+            delete_tree(place, REAL_FILES)
         make_directory(os.path.dirname(place), REAL_FILES)
         REAL_FILES.rename(directory, place)
-    _remove(staged)
-
-
-def _remove(directory: str) -> None:
-    for path, inner, names in os.walk(directory, topdown=False):
-        for name in names:
-            REAL_FILES.unlink(os.path.join(path, name))
-        for name in inner:
-            REAL_FILES.rmdir(os.path.join(path, name))
-    REAL_FILES.rmdir(directory)
+    delete_tree(staged, REAL_FILES)
 
 
 def written_files(path: str, batches: set[str]) -> tuple[int, int]:
