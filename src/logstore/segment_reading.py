@@ -449,6 +449,11 @@ class ReadableSegment(SegmentFiles):
         with contextlib.suppress(StorageError):
             self._write_aborted()
 
+    @property
+    def has_unwritten_aborted(self) -> bool:
+        """Whether an entry of the transaction index could not be written yet."""
+        return bool(self._unwritten_aborted)
+
     def _write_aborted(self) -> None:
         while self._unwritten_aborted:
             self.txn_index.append(self._unwritten_aborted[0])

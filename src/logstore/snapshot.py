@@ -11,14 +11,19 @@ Snapshots: a store as it was at one moment, as another store that shares its sea
    transactions that were under way at the moment: decided ones as decided, open ones by aborting.
 5. *Finish*: everything is durable, and gets its name.
 
+Nothing here waits for the log's own flushes: beside a writer that is faster than the device each of
+them has more to do than the one before. What was not on the device when it was linked is flushed by
+its name in the new store, once.
+
 Source: decision 0067.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -93,6 +98,7 @@ class _Staged:
     log: Log
     truncations: int
     segments: dict[int, LogSegment] = field(default_factory=dict)  # By id, which they keep alive.
+    unsynced: set[str] = field(default_factory=set)  # Names of files to be made durable.
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +156,10 @@ def copy_store(
         with copy.opened(open_store, store.config, ManualClock(store.clock.milliseconds())):
             pass
         end_offsets = {each.topic_partition: each.log_end_offset for each in cut.partitions}
+        for each in cut.partitions:
+            # A failure that a flush of the log was told of is not told to one that comes later.
+            with contextlib.suppress(ClosedError):
+                each.log.check_writable()
         copy.finish(
             SnapshotManifest(True, cut.taken_ms, end_offsets, sharing.copies)
             if is_snapshot
@@ -210,18 +220,13 @@ class _SnapshotMaker:
     # -- stage -------------------------------------------------------------------------------------
 
     def _stage(self, topic_partition: TopicPartition, log: Log) -> None:
-        """Link a partition's sealed segments, which are durable before."""
-        _flush_sealed(log)
+        """Link a partition's sealed segments."""
         with log._lock:  # Not while segments are being replaced.
-            truncations, sealed = log.truncations, log.segments[:-1]
+            truncations, segments = log.truncations, log.segments
         self._forget_unless(topic_partition, log, truncations)
         staged = self._staged.setdefault(topic_partition, _Staged(log, truncations))
-        linked = [
-            segment
-            for segment in sealed
-            if id(segment) not in staged.segments
-            and self._link(topic_partition, log.directory, segment)
-        ]
+        unlinked = [each for each in segments[:-1] if id(each) not in staged.segments]
+        linked = self._link(topic_partition, log.directory, segments, unlinked)
         with log._lock:
             present = {id(segment) for segment in log.segments}
             if log.is_closed or log.truncations != truncations:
@@ -243,19 +248,57 @@ class _SnapshotMaker:
         self._staged.pop(topic_partition, None)
         self._copy.drop(topic_partition)
 
-    def _link(self, topic_partition: TopicPartition, directory: str, segment: LogSegment) -> bool:
-        """Give a sealed segment's files their place; False: its ``.log`` is not there any more."""
+    def _link(
+        self,
+        topic_partition: TopicPartition,
+        directory: str,
+        segments: Sequence[LogSegment],
+        wanted: Sequence[LogSegment],
+    ) -> list[LogSegment]:
+        """
+        Give files of sealed segments their place; return those whose ``.log`` was still there.
+
+        Args:
+            topic_partition: The partition.
+            directory: Where they are.
+            segments: All of the log.
+            wanted: Those of them.
+        """
+        staged = self._staged[topic_partition]
+        log = staged.log
+        if any(each.has_unwritten_aborted for each in wanted):
+            log._flush_sealed_files()  # Which writes them, or says why it cannot.
+        with log._lock:
+            durable_end = log._offsets_to_keep().recovery_point
+        durable = {
+            id(each)
+            for each, following in itertools.pairwise(segments)
+            if following.base_offset <= durable_end
+        }
+        linked = []
+        for each in wanted:
+            names = self._link_files(topic_partition, directory, each)
+            if not names:
+                continue
+            linked.append(each)
+            if id(each) not in durable:
+                staged.unsynced.update(names)
+        return linked
+
+    def _link_files(
+        self, topic_partition: TopicPartition, directory: str, segment: LogSegment
+    ) -> list[str]:
+        """Return the names of a segment's files that have their place; none: it is gone."""
         self._unlink(topic_partition, segment.base_offset)
         self._copy.directory_of(topic_partition)
         base_offset = segment.base_offset
         name = segment_file_name(base_offset, LOG_SUFFIX)
         if not self._share(topic_partition, directory, name, segment.size_bytes):
-            return False
-        for suffix in INDEX_SUFFIXES:
-            self._share(topic_partition, directory, segment_file_name(base_offset, suffix))
+            return []
         # The state of producers before the segment: a recovery begins with the latest one.
-        self._share(topic_partition, directory, snapshot_file_name(base_offset))
-        return True
+        others = [segment_file_name(base_offset, suffix) for suffix in INDEX_SUFFIXES]
+        others.append(snapshot_file_name(base_offset))
+        return [name, *(each for each in others if self._share(topic_partition, directory, each))]
 
     def _share(
         self,
@@ -275,8 +318,11 @@ class _SnapshotMaker:
         """Take a segment's files away, if they are there."""
         directory = self._copy.directory_of(topic_partition)
         names = [segment_file_name(base_offset, suffix) for suffix in SEGMENT_SUFFIXES]
+        staged = self._staged.get(topic_partition)
         for name in (*names, snapshot_file_name(base_offset)):
             self._files.unlink(os.path.join(directory, name), missing_ok=True)
+            if staged is not None:
+                staged.unsynced.discard(name)
 
     # -- cut ---------------------------------------------------------------------------------------
 
@@ -328,10 +374,8 @@ class _SnapshotMaker:
             for key in staged.segments.keys() - wanted:  # Deleted, or cleaned, before the cut.
                 self._unlink(topic_partition, staged.segments.pop(key).base_offset)
             missing = [each for each in cut.segments[:-1] if id(each) not in staged.segments]
-            if missing:
-                _flush_sealed(log)
-            linked = [self._link(topic_partition, cut.directory, each) for each in missing]
-            is_done = all(linked) and self._copy_tail(cut)
+            linked = self._link(topic_partition, cut.directory, cut.segments, missing)
+            is_done = len(linked) == len(missing) and self._copy_tail(cut, staged)
             with log._lock:
                 present = {id(each) for each in log.segments}
                 is_done = is_done and cut.is_undisturbed() and present.issuperset(map(id, missing))
@@ -344,7 +388,7 @@ class _SnapshotMaker:
             return False  # The topic was deleted.
         return True
 
-    def _copy_tail(self, cut: PartitionCut) -> bool:
+    def _copy_tail(self, cut: PartitionCut, staged: _Staged) -> bool:
         """Copy what was in the active segment, and what a recovery of it begins with."""
         directory = self._copy.directory_of(cut.topic_partition)
         name = segment_file_name(cut.active.base_offset, LOG_SUFFIX)
@@ -358,7 +402,9 @@ class _SnapshotMaker:
             self._files.close(self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
         snapshot = snapshot_file_name(cut.active.base_offset)
         self._files.unlink(os.path.join(directory, snapshot), missing_ok=True)
-        self._share(cut.topic_partition, cut.directory, snapshot)
+        staged.unsynced.add(name)
+        if self._share(cut.topic_partition, cut.directory, snapshot):
+            staged.unsynced.add(snapshot)
         return True
 
     def _finish(self, cut: _StoreCut) -> None:
@@ -374,7 +420,7 @@ class _SnapshotMaker:
                     each.topic_partition,
                     each.epochs,
                     each.topic_id,
-                    [segment_file_name(each.active.base_offset, LOG_SUFFIX)],
+                    sorted(self._staged[each.topic_partition].unsynced),
                 )
                 for each in cut.partitions
             ]
@@ -414,19 +460,3 @@ class _SnapshotMaker:
                 return found
         config = self._store.config
         return MetaProperties(config.cluster_id or new_directory_id(), config.node_id, None)
-
-
-def _flush_sealed(log: Log) -> None:
-    """
-    Make everything durable that a log has in sealed segments.
-
-    Raises:
-        ClosedError: The log was closed, or its topic deleted, meanwhile.
-    """
-    try:
-        log.flush(log.active_segment.base_offset)
-        log._flush_sealed_files()
-    except StorageError as error:
-        if log.is_closed:
-            raise ClosedError(f"{log.directory} was closed", path=log.directory) from error
-        raise

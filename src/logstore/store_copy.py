@@ -14,9 +14,9 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
 
 from logstore.checkpoint import (
     CLEANER_CHECKPOINT,
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from logstore.reporting import Report
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"
+
+ItemT = TypeVar("ItemT")
 
 _being_made: set[str] = set()
 _guard = threading.Lock()
@@ -243,22 +245,32 @@ class StoreCopy:
 
         Many at the same time: the device takes their flushes together.
         """
-        if self._files is not REAL_FILES or len(partitions) < 2:
-            for each in partitions:
-                self._finish_partition(each)
+        unsynced = [
+            os.path.join(self.directory_of(each.topic_partition), name)
+            for each in partitions
+            for name in each.unsynced
+        ]
+        self._together(self._sync_file, unsynced)
+        self._together(self._finish_partition, partitions)
+
+    def _together(self, action: Callable[[ItemT], None], items: Sequence[ItemT]) -> None:
+        if self._files is not REAL_FILES or len(items) < 2:
+            for each in items:
+                action(each)
             return
         with ThreadPoolExecutor(WAITING_THREADS, thread_name_prefix="logstore") as pool:
-            for _ in pool.map(self._finish_partition, partitions):
+            for _ in pool.map(action, items):
                 pass
+
+    def _sync_file(self, path: str) -> None:
+        fd = self._files.open(path, os.O_RDWR)
+        try:
+            self._files.fdatasync(fd)
+        finally:
+            self._files.close(fd)
 
     def _finish_partition(self, partition: PartitionFiles) -> None:
         files, directory = self._files, self.directory_of(partition.topic_partition)
-        for name in partition.unsynced:
-            fd = files.open(os.path.join(directory, name), os.O_RDWR)
-            try:
-                files.fdatasync(fd)
-            finally:
-                files.close(fd)
         if partition.epochs:
             path = os.path.join(directory, LEADER_EPOCH_CHECKPOINT)
             LeaderEpochCheckpointFile(path, files=files).write(partition.epochs)

@@ -428,6 +428,20 @@ class TestWhileWriting:
             assert records(store) == records(copy)
             assert ["fresh", "orders"] == list(copy)
 
+    def test_no_flush_of_a_log_is_waited_for(self, store, tmp_path):
+        """Beside a writer that is faster than the device, each takes longer than the one before."""
+        log = store["orders", 0]
+        thread = threading.Thread(
+            target=lambda: log._group_commit.alone(lambda: store.snapshot(tmp_path / "copy")),
+            daemon=True,
+        )
+        with log._sealed_files._flushing:
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+        with read_only(tmp_path / "copy") as copy:
+            assert records(store) == records(copy)
+
     def test_two_at_once(self, store, tmp_path):
         """To different places both are made; to the same place, the second is refused."""
         refused = []
