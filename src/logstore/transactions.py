@@ -50,7 +50,7 @@ from logstore.records_builder import (
     RecordFields,
     number_batch,
 )
-from logstore.topic_names import INTERNAL_TOPICS
+from logstore.topic_names import check_not_internal
 from logstore.transaction_coordinator import (
     ProducerIdAndEpoch,
     TransactionCoordinator,
@@ -160,7 +160,8 @@ class Transaction:
             timestamp: Milliseconds or an aware datetime; None: now.
 
         Raises:
-            InvalidTxnStateError: The transaction has ended, or the topic is internal.
+            InvalidTxnStateError: The transaction has ended.
+            InvalidTopicError: The topic is internal.
             ProducerFencedError: It has ended by other hands.
             UnknownTopicError: There is no such topic.
             RecordTooLargeError: A batch of the topic has no room for the record.
@@ -213,7 +214,7 @@ class Transaction:
                 self._extend(topic, given)
 
     def _extend(self, topic: Place, given: GivenRecords) -> None:
-        self._check_name(topic)
+        check_not_internal(_topic_of(topic))
         if not isinstance(topic, str):
             self._add_many(TopicPartition(*topic), given)
             return
@@ -231,14 +232,15 @@ class Transaction:
                 header is changed where it is; afterwards the buffer is the caller's again.
 
         Raises:
-            InvalidTxnStateError, ProducerFencedError, StorageError: As in :meth:`append`.
+            InvalidTxnStateError, InvalidTopicError, ProducerFencedError, StorageError: As in
+                :meth:`append`.
             CorruptRecordError: The batch is damaged.
             InvalidRecordError: It is a producer's already, or the topic refuses its records.
             RecordTooLargeError: It is larger than the topic's max.message.bytes.
         """
         with self._lock:
             self._check_open()
-            self._check_name(place)
+            check_not_internal(_topic_of(place))
             found = TopicPartition(*place)
             pending = self._pending.get(found)
             if pending is not None and pending.values:
@@ -308,18 +310,10 @@ class Transaction:
     def _place(
         self, topic: Place, key: Buffer | None, value: Buffer | None, headers: Headers
     ) -> TopicPartition:
-        self._check_name(topic)
+        check_not_internal(_topic_of(topic))
         if isinstance(topic, str):
             return TopicPartition(topic, self._store[topic].choose_partition(key, value, headers))
         return TopicPartition(*topic)
-
-    def _check_name(self, topic: Place) -> None:
-        name = topic if isinstance(topic, str) else TopicPartition.of(topic).topic
-        if name in INTERNAL_TOPICS:
-            raise InvalidTxnStateError(
-                f"{name} is the coordinators' own; use commit_positions() for positions",
-                topic=name,
-            )
 
     def _add(self, place: TopicPartition, row: RecordFields) -> None:
         size_bytes = RECORD_OVERHEAD_MAX + sum(
@@ -590,6 +584,10 @@ class _Pending:
         for column in (self.values, self._keys, self._timestamps, self._headers):
             del column[:count]
         self.size_bytes = max(size_bytes, BATCH_OVERHEAD)
+
+
+def _topic_of(place: Place) -> str:
+    return place if isinstance(place, str) else TopicPartition.of(place).topic
 
 
 def _fixed(items: Sequence[Buffer | None]) -> Sequence[Buffer | None]:

@@ -17,7 +17,7 @@ from logstore.compression import CompressionType
 from logstore.errors import (
     ClosedError,
     InvalidRecordError,
-    InvalidTxnStateError,
+    InvalidTopicError,
     LogStoreError,
     ReadOnlyError,
     RecordTooLargeError,
@@ -222,7 +222,7 @@ class TestCommit:
         with pytest.raises(StagedBatchesError, match="are not here"):
             store.commit_staged("q", 0, [tmp_path / "data" / ".logstore-staged-q.0.0-0.01234567"])
         assert SinkCommit({}, ()) == store.commit_staged("q", 0, [])
-        with pytest.raises(InvalidTxnStateError), store.transaction("t") as transaction:
+        with pytest.raises(InvalidTopicError), store.transaction("t") as transaction:
             transaction.append((SINK_COMMITS_TOPIC, 0), b"1")
         with logstore.open_store(tmp_path / "data", mode="r") as reader:
             with pytest.raises(ReadOnlyError):

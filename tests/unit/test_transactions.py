@@ -12,6 +12,7 @@ from logstore.checkpoint import TopicPartition
 from logstore.clock import ManualClock
 from logstore.errors import (
     InvalidProducerEpochError,
+    InvalidTopicError,
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
     PoisonedError,
@@ -225,7 +226,7 @@ class TestArguments:
                 transaction.append("missing", b"1")
             with pytest.raises(KeyError):
                 transaction.append(("b", 7), b"1")
-            with pytest.raises(InvalidTxnStateError, match="coordinators' own"):
+            with pytest.raises(InvalidTopicError, match="the store's own records"):
                 transaction.append("__consumer_offsets", b"1")
             with pytest.raises(ValueError, match="different lengths"):
                 transaction.extend("b", [b"1"], keys=[])
