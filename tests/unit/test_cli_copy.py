@@ -107,6 +107,32 @@ class TestCopyOfAStore:
                 transaction.append("users", b"more")
             assert not store.errors
 
+    def test_empty_partitions_of_internal_topics(self, tmp_path, capsys):
+        """One line says how many there are, also in diff and info; JSON has each."""
+        data, target = tmp_path / "internal", tmp_path / "copy"
+        with logstore.open_store(data) as store:
+            store.create_topic("empty")
+            store.positions("billing").commit({("empty", 0): 0})
+        with logstore.open_store(tmp_path / "other") as store:
+            store.create_topic("empty")
+        lines = output(capsys, "copy", data, target)
+        assert ["empty-0", "49 partitions of internal topics"] == [
+            line.split(": ")[0] for line in lines if not line.startswith("__")
+        ]
+        assert 3 == len(lines)
+        assert 51 == len(output(capsys, "copy", data, target, "--json"))
+        lines = output(capsys, "diff", data, target)
+        assert (3, "49 partitions of internal topics: empty") == (len(lines), lines[-1])
+        lines = output(capsys, "diff", tmp_path / "other", data, status=1)
+        assert f"49 partitions of internal topics: empty, and only in {data}" == lines[-1]
+        lines = output(capsys, "info", data)
+        assert (2, "49 partitions of internal topics: empty") == (
+            sum(not line.startswith(" ") for line in lines[:-1]),
+            lines[-1],
+        )
+        assert 51 == len(output(capsys, "info", data, "--json"))
+        assert "log end offset: 0" in "".join(output(capsys, "info", data / "__consumer_offsets-0"))
+
     def test_some_topics(self, data, tmp_path, capsys):
         """Others are not made."""
         output(capsys, "copy", data, tmp_path / "copy", "--topic", "users", "--reencode", "zstd")

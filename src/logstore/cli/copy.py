@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import logstore
 from logstore.cli import record_arguments
-from logstore.cli.copied_logs import add_range, is_partition
+from logstore.cli.copied_logs import add_range, is_internal, is_partition, print_left_out
 from logstore.cli.counted import counted
 from logstore.cli.json_lines import print_json
 from logstore.cli.progress import progress
@@ -79,8 +79,8 @@ def _run(arguments: argparse.Namespace) -> int:
             f" {target / source.resolve().name}"
         )
     with _partition(arguments) if is_one else _store(arguments) as works:
-        for work in works:
-            _copy(work, arguments)
+        left_out = sum(not _copy(work, arguments) for work in works)
+        print_left_out(left_out)
     return 0
 
 
@@ -123,7 +123,8 @@ def _store(arguments: argparse.Namespace) -> Iterator[list[_Work]]:
         yield works
 
 
-def _copy(work: _Work, arguments: argparse.Namespace) -> None:
+def _copy(work: _Work, arguments: argparse.Namespace) -> bool:
+    """Copy a partition and print what was done; False: it is an empty one of an internal topic."""
     stop = record_arguments.stop_of(work.source, arguments)
     first = start_offset(work.source, arguments.start, arguments.isolation)
     end = stop_offset(work.source, stop, arguments.isolation)
@@ -150,7 +151,9 @@ def _copy(work: _Work, arguments: argparse.Namespace) -> None:
             "left_offsets": left,
         }
         print_json(fields)
-        return
+        return True
+    if not offsets and not work.source.log_end_offset and is_internal(work.name):
+        return False
     if not offsets:
         print(f"{work.name}: nothing new, it ends at {offsets.stop}")
     else:
@@ -164,3 +167,4 @@ def _copy(work: _Work, arguments: argparse.Namespace) -> None:
             " left for the next time",
             file=sys.stderr,
         )
+    return True

@@ -10,6 +10,7 @@ from typing import Any
 import logstore
 from logstore.checkpoint import PARTITION_METADATA, PartitionMetadataFile, topic_partition_of
 from logstore.cli import plans, sinks
+from logstore.cli.copied_logs import is_internal, print_left_out
 from logstore.cli.json_lines import print_json
 from logstore.cli.times import format_timestamp
 from logstore.errors import LogStoreError
@@ -60,13 +61,21 @@ def _run(arguments: argparse.Namespace) -> int:
             if not partitions:
                 message = f"{path} holds no partition: no .log file in it or below"
                 raise FileNotFoundError(message)
+            left_out = 0
             for partition in partitions:
                 fields = describe(partition)
                 fields["retention"] = _retention(partition.resolve(), stores, opened)
                 if arguments.json:
                     print_json(fields)
+                elif (
+                    len(partitions) > 1
+                    and is_internal(partition.name)
+                    and not fields["log_end_offset"]
+                ):
+                    left_out += 1
                 else:
                     _print(fields)
+            print_left_out(left_out)
     return 0
 
 
