@@ -41,6 +41,9 @@ FILLED_MAX: Final = 2**31 - 1  # Offsets that one empty batch stands for.
 OFFSET_AND_TIME: Final = struct.Struct(">qq")
 LENGTH: Final = struct.Struct(">i")
 
+# What the client would print, an error says in one line.
+QUIET_SETTINGS: Final[Mapping[str, object]] = {"log_level": 0}
+
 # The client's, which nobody may set otherwise: an import asks for offsets by itself.
 CONSUMER_SETTINGS: Final[Mapping[str, object]] = {
     "auto.offset.reset": "error",
@@ -94,6 +97,7 @@ class KafkaImporter:
 
     Raises:
         MissingExtraError: The client is not installed.
+        ConfigError: The client refuses a setting.
     """
 
     def __init__(
@@ -109,12 +113,15 @@ class KafkaImporter:
         self._store: Final = store
         self._connection: Final = {
             "group.id": GROUP_ID,
+            **QUIET_SETTINGS,
             **(settings or {}),
             "bootstrap.servers": bootstrap_servers,
         }
+        self._told = ""  # Why there is no connection, as the client said last.
         self._compression: Final = None if compression is None else CompressionType.of(compression)
-        self._admin: Final = self._admin_client.AdminClient(
-            {key: value for key, value in self._connection.items() if key != "group.id"}
+        connection = {key: value for key, value in self._connection.items() if key != "group.id"}
+        self._admin: Final = self._made(
+            self._admin_client.AdminClient, {**connection, "error_cb": self._tell}
         )
 
     # -- what there is -----------------------------------------------------------------------------
@@ -258,9 +265,15 @@ class KafkaImporter:
     # -- the client --------------------------------------------------------------------------------
 
     def _consumer(self) -> Any:
-        settings = {**self._connection, **CONSUMER_SETTINGS}
+        return self._made(self._client.Consumer, {**self._connection, **CONSUMER_SETTINGS})
+
+    def _tell(self, error: Any) -> None:
+        if "ALL_BROKERS_DOWN" not in error.name():  # Which says no more than that there is none.
+            self._told = error.str()
+
+    def _made(self, client: Callable[[dict[str, object]], Any], settings: dict[str, object]) -> Any:
         try:
-            return self._client.Consumer(settings)
+            return client(settings)
         except self._client.KafkaException as error:
             raise ConfigError(
                 [f"the client refuses its settings: {error.args[0].str()}"]
@@ -271,7 +284,11 @@ class KafkaImporter:
             return ask()
         except self._client.KafkaException as error:
             servers = self._connection["bootstrap.servers"]
-            raise KafkaImportError(f"{servers} cannot be asked: {error.args[0].str()}") from error
+            self._admin.poll(0)  # It tells what it has met.
+            told = f" ({self._told})" if self._told else ""
+            raise KafkaImportError(
+                f"{servers} cannot be asked: {error.args[0].str()}{told}"
+            ) from error
 
     def _partitions_of(self, topic: str) -> list[int]:
         metadata = self._asked(lambda: self._admin.list_topics(topic, timeout=30)).topics[topic]
