@@ -11,7 +11,12 @@ import pytest
 from logstore.checkpoint import TopicPartition
 from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.java import shim_of
-from logstore.spark.options import SOURCE_OPTIONS, check_names, parse_source_options
+from logstore.spark.options import (
+    SOURCE_OPTIONS,
+    OptionMap,
+    check_names,
+    parse_source_options,
+)
 
 BASE = {"path": "/data/logs", "subscribe": "orders"}
 
@@ -84,6 +89,15 @@ def test_refused_paths(tmp_path, monkeypatch):
     refused("LOGSTORE_MISSING_PATH", path=None)
     servers = {"kafka__bootstrap__servers": "broker:9092", "path": None}
     refused("LOGSTORE_MISSING_PATH: .*there is no broker.* Set path to", **servers)
+
+
+def test_a_path_goes_before_a_broker(caplog):
+    """A job that moves over may keep its line; it is told that nothing uses it."""
+    options = {"path": "/data", "kafka.bootstrap.servers": "broker:9092"}
+    assert OptionMap(options).roots() == ("/data",)
+    check_names(options)
+    (told,) = caplog.messages
+    assert "nothing here uses kafka.bootstrap.servers" in told
 
 
 def test_which_partitions():
@@ -168,6 +182,9 @@ def test_names(caplog):
     for name, nearest in {
         "startingOffset": "startingOffsets",
         "kafka.max.pol.records": "kafka.max.poll.records",
+        "max.poll.records": "kafka.max.poll.records",
+        "kafka.isolation.levle": "kafka.isolation.level",
+        "kafka.nonsense": "see docs/spark.md",
         "xyzzy": "see docs/spark.md",
     }.items():
         with pytest.raises(SparkSourceError, match=f"LOGSTORE_UNKNOWN_OPTION: .*{nearest}"):

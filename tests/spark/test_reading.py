@@ -325,6 +325,15 @@ class TestBatch:
         ):
             batch(orders, **both)
 
+    def test_start_after_end_by_time(self, orders):
+        """What is told are offsets, and said to be."""
+        times = {"startingTimestamp": "1005", "endingTimestamp": "1003"}
+        with pytest.raises(
+            SparkSourceError,
+            match="orders-0: startingTimestamp is offset 5, above endingTimestamp, which is 3;",
+        ):
+            batch(orders, **times)
+
     def test_offsets_of_other_partitions(self, orders):
         with pytest.raises(SparkSourceError, match="START_OFFSET_DOES_NOT_MATCH_ASSIGNED"):
             batch(orders, startingOffsets='{"orders": {"0": 5}}')

@@ -61,8 +61,8 @@ def _range(
     if start > stop:
         raise SparkSourceError(
             "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
-            f"{topic_partition}: {starting.option} is {start}, above {ending.option}, {stop}; the"
-            f" log has [{bounds.start}, {bounds.end})",
+            f"{topic_partition}: {starting.option} is offset {start}, above {ending.option}, which"
+            f" is {stop}; the log has [{bounds.start}, {bounds.end})",
         )
     if start < bounds.start:
         gone = min(bounds.start, stop)

@@ -249,6 +249,8 @@ class OptionMap:
             else:
                 raise _unknown(lowered)
         self.ignored += [name for name in IGNORED_OPTIONS if name in self._values]
+        if self._path() is not None and "kafka.bootstrap.servers" in self._values:
+            self.ignored.append("kafka.bootstrap.servers")
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -307,6 +309,9 @@ class OptionMap:
             raise invalid(name, f"is {value!r}; give a time such as 90s, 15m or 2h")
         return int(match[1]) * MS_OF_UNIT[unit]
 
+    def _path(self) -> str | None:
+        return self.text("paths") or self.text("path") or self.text("location")
+
     def roots(self) -> tuple[str, ...]:
         """
         Return the directories of the store.
@@ -315,7 +320,7 @@ class OptionMap:
             SparkSourceError: MISSING_PATH, RELATIVE_PATH, INVALID_OPTION.
         """
         servers = self.text("kafka.bootstrap.servers")
-        text = self.text("paths") or self.text("path") or self.text("location")
+        text = self._path()
         name = "path"
         if text is None and servers is not None:
             name, text = "kafka.bootstrap.servers", servers
@@ -329,8 +334,8 @@ class OptionMap:
             hint = ""
             if not self._values:
                 hint = (
-                    "; for a table of a catalog Spark 4.3 passes no options on: use"
-                    " CREATE TEMPORARY VIEW, or load()"
+                    "; for a table of a catalog Spark 4.3 passes no options on: say FROM name WITH"
+                    " (path = '/data/logs', ...), or use CREATE TEMPORARY VIEW"
                 )
             raise SparkSourceError(
                 "MISSING_PATH", f"set path to the directory of the store: load('/data/logs'){hint}"
@@ -420,9 +425,12 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def _unknown(key: str) -> SparkSourceError:
-    settings = [f"kafka.{name}" for name in CLIENT_SETTINGS]
-    near = difflib.get_close_matches(key.lower(), [*KNOWN, *settings], 1, 0.6)
-    hint = f"did you mean {KNOWN.get(near[0], near[0])}?" if near else "see docs/spark.md"
+    # Without the prefix, which would make all settings look alike.
+    prefix = "kafka." if key.startswith("kafka.") else ""
+    names = {name.removeprefix(prefix): known for name, known in KNOWN.items()}
+    names |= {name if prefix else f"kafka.{name}": f"kafka.{name}" for name in CLIENT_SETTINGS}
+    near = difflib.get_close_matches(key.removeprefix(prefix), names, 1, 0.6)
+    hint = f"did you mean {names[near[0]]}?" if near else "see docs/spark.md"
     return SparkSourceError("UNKNOWN_OPTION", f"there is no option {key!r}; {hint}")
 
 
