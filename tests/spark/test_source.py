@@ -191,12 +191,23 @@ def test_tables_and_other_sessions(spark, orders):
     assert sorted(map(tuple, spark.sql(query).collect())) == [(0, 5), (1, 5), (2, 5)]
     spark.sql(f"CREATE TABLE orders_table USING logstore OPTIONS ({where})")
     try:
-        with pytest.raises(Exception, match=r"LOGSTORE_MISSING_PATH: .* TEMPORARY VIEW"):
+        with pytest.raises(Exception, match=r"LOGSTORE_MISSING_PATH: .* WITH .* TEMPORARY VIEW"):
             spark.sql("SELECT * FROM orders_table").collect()
+        again = f"WITH (path = '{orders.paths[0]}', subscribe = 'orders')"
+        assert 15 == spark.sql(f"SELECT * FROM orders_table {again}").count()
     finally:
         spark.sql("DROP TABLE orders_table")
+    spark.sql("CREATE TABLE texts (key STRING, value STRING) USING logstore")
+    try:
+        where = f"path = '{orders.paths[0]}', topic = 'orders'"
+        spark.sql(f"INSERT INTO texts WITH ({where}) VALUES ('a', 'b'), ('c', NULL)")
+        where = f"path = '{orders.paths[0]}', subscribe = 'orders'"
+        query = f"SELECT * FROM texts WITH ({where}) WHERE key > 'Z' AND key <> 'k'"
+        assert sorted(map(tuple, spark.sql(query).collect())) == [("a", "b"), ("c", None)]
+    finally:
+        spark.sql("DROP TABLE texts")
     if " " not in sys.executable:  # Spark asks a shell whether it is there, without quotes.
-        assert load(spark.newSession(), orders).count() == 15
+        assert load(spark.newSession(), orders).count() == 17
 
 
 def test_errors_come_at_load(spark, orders):
@@ -272,60 +283,6 @@ def test_retention_passes_the_reader(spark, orders, tmp_path):
     stream.options["failOnDataLoss"] = "false"
     stream.run()
     assert stream.rows == [(0, 3), (0, 4)]
-
-
-CLIENT = """
-import pathlib
-import sys
-import logstore.spark
-from pyspark.sql import SparkSession
-
-url, path, checkpoint = sys.argv[1:]
-spark = logstore.spark.configure(SparkSession.builder.remote(url)).getOrCreate()
-logstore.spark.register(spark)
-print(spark.read.format("logstore").option("subscribe", "orders").load(path).count())
-stream = spark.readStream.format("logstore").option("startingOffsets", "earliest")
-frame = stream.option("subscribe", "orders").load(path)
-writer = frame.writeStream.format("memory").queryName("seen_by_client")
-query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-query.awaitTermination(60)
-print(spark.table("seen_by_client").count())
-
-
-def written(topic):
-    return spark.read.format("logstore").option("subscribe", topic).load(path).count()
-
-
-def write(batch, batch_id, topic="each"):
-    options = {"topic": topic, "txnAppId": "client", "txnVersion": str(batch_id)}
-    rows = batch.select("key", "value").write.format("logstore").option("createTopics", "true")
-    rows.options(**options).mode("append").save(path)
-
-
-for _ in range(2):
-    write(spark.read.format("logstore").option("subscribe", "orders").load(path), 7, "batch")
-print(written("batch"))
-rows = frame.select("key", "value")
-sink = rows.writeStream.format("logstore").option("topic", "stream").option("createTopics", "true")
-for topic, writer in ("stream", sink), ("each", rows.writeStream.foreachBatch(write)):
-    for _ in range(2):  # The second time Spark does not know that the batch was written.
-        writer = writer.option("checkpointLocation", checkpoint + topic)
-        writer.trigger(availableNow=True).start(path).awaitTermination(60)
-        for commit in pathlib.Path(checkpoint + topic, "commits").iterdir():
-            commit.unlink()
-    print(written(topic))
-"""
-
-
-@pytest.mark.skipif(not (IS_CI or IS_NIGHTLY), reason="costs 10 s: for CI and the nightly run")
-def test_spark_connect(spark, orders, tmp_path):
-    """A client without a JVM reads batches and streams, and writes both once."""
-    pytest.importorskip("grpc", reason="needs pyspark[connect]")
-    port = spark.conf.get("spark.connect.grpc.binding.port")
-    arguments = [f"sc://127.0.0.1:{port}", orders.paths[0], str(tmp_path / "checkpoint")]
-    command = [sys.executable, "-W", "ignore", "-c", CLIENT, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (0, ["15"] * 5) == (done.returncode, done.stdout.split()), done.stderr
 
 
 JOB = """
