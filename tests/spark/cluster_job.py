@@ -5,6 +5,9 @@ A job on a cluster of Spark's whose parts fail and are killed; the program of te
 
 ``in`` is copied to ``failing`` while tasks raise and processes are killed, to ``slow`` while one is
 run twice, and to ``dying`` by a stream that ends this driver: so it has no end of its own.
+
+Spark runs a task twice only on two hosts, and a local cluster is one: another worker joins it, with
+an address of its own.
 """
 
 from __future__ import annotations
@@ -12,22 +15,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
-from pyspark import TaskContext  # noqa: E402 - found by the line above
-from spark_session import local_spark  # noqa: E402
+import pyspark  # noqa: E402 - found by the line above
+from pyspark import TaskContext  # noqa: E402
+from spark_session import JVM_OPTIONS, local_spark  # noqa: E402
 
 from logstore.spark.data_source import LogStoreDataSource  # noqa: E402
 from logstore.spark.sink_options import parse_stream_sink_options  # noqa: E402
 from logstore.spark.stream_writer import LogStoreStreamWriter  # noqa: E402
 
-EXECUTORS = "local-cluster[2,1,512]"
+EXECUTORS = "local-cluster[1,1,512]"
+OTHER_HOST = "127.0.0.2"
 SETTINGS = {
     "spark__executor__memory": "512m",
+    "spark__executor__extraJavaOptions": JVM_OPTIONS,
     "spark__speculation": "true",
     "spark__speculation__interval": "100ms",
     "spark__speculation__minTaskRuntime": "500ms",
@@ -69,6 +76,25 @@ def kill_siblings() -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def another_host(spark):
+    """Let a worker with another address join the cluster."""
+    backend = spark.sparkContext._jsc.sc().schedulerBackend()
+    masters = backend.getClass().getDeclaredField("masters")
+    masters.setAccessible(True)
+    home = Path(pyspark.__file__).parent
+    command = [home / "bin/spark-class", "org.apache.spark.deploy.worker.Worker"]
+    command += ["--host", OTHER_HOST, "--webui-port", "0", "--cores", "1", "--memory", "512m"]
+    command += ["--work-dir", os.environ["SPARK_LOCAL_DIRS"], masters.get(backend)[0]]
+    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS}
+    environment["SPARK_LOCAL_IP"] = OTHER_HOST
+    with subprocess.Popen(command, env=environment) as worker:
+        try:
+            yield
+        finally:
+            worker.kill()
+
+
 def failing(directory: str):
     """What rows go through on the way: the first attempt of each task ends badly."""
 
@@ -83,7 +109,6 @@ def failing(directory: str):
                     kill_siblings()
                 if task == 2:
                     os.kill(java_above(), signal.SIGKILL)
-                time.sleep(STRAGGLE_SECONDS)  # Until this is killed, too.
 
     return through
 
@@ -94,8 +119,10 @@ def slow(directory: str):
     def through(batches):
         for batch in batches:
             yield batch
-            if TaskContext.get().partitionId() == 0 and first_to(f"{directory}/waits"):
-                time.sleep(STRAGGLE_SECONDS)
+            if TaskContext.get().partitionId() == 0:
+                if first_to(f"{directory}/waits"):
+                    time.sleep(STRAGGLE_SECONDS)
+                first_to(f"{directory}/was-faster")
 
     return through
 
@@ -125,7 +152,7 @@ class DyingSource(LogStoreDataSource):
 
 def main(store: str, directory: Path) -> None:
     """Copy ``in`` three times."""
-    with local_spark(directory, EXECUTORS, **SETTINGS) as spark:
+    with local_spark(directory, EXECUTORS, **SETTINGS) as spark, another_host(spark):
         rows = spark.read.format("logstore").option("subscribe", "in").load(store)
         rows = rows.select("key", "value")
         for topic, way in (("failing", failing), ("slow", slow)):

@@ -44,7 +44,7 @@ def test_each_record_is_there_once(request, tmp_path):
     finished = run_job(path, tmp_path)
     assert list(TOPICS[:-1]) == finished
     made = {each.name for each in tmp_path.iterdir()}
-    assert {"failed-0", "failed-1", "failed-2", "waits"} <= made
+    assert {"failed-0", "failed-1", "failed-2", "waits", "was-faster"} <= made
 
     checkpoint = tmp_path / "checkpoint"
     assert not (checkpoint / "commits" / "1").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from sampling import IS_CI, IS_NIGHTLY
-from spark_session import environment
+from spark_session import JVM_OPTIONS, environment
 
 import logstore
 import logstore.spark
@@ -303,6 +303,7 @@ def test_spark_submit(orders, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     submit = Path(importlib.util.find_spec("pyspark").origin).parent / "bin/spark-submit"
     command = [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false"]
+    command += ["--driver-java-options", JVM_OPTIONS]
     done = subprocess.run(
         [*command, tmp_path / "job.py", orders.paths[0]],
         env={
