@@ -353,7 +353,9 @@ class GrowingBatch:
 
 
 def encode_header_lists(
-    headers: Columns, row_ends: npt.NDArray[np.int64]
+    headers: Columns,
+    row_ends: npt.NDArray[np.int64],
+    large_memory: LargeMemory | None = None,
 ) -> tuple[memoryview, npt.NDArray[np.int64]]:
     """
     Put together the headers of records as the format has them: what :class:`Columns` takes.
@@ -361,17 +363,22 @@ def encode_header_lists(
     Args:
         headers: All headers of all records; their names are the keys.
         row_ends: int64, shape (record count,): where the headers of each record end.
+        large_memory: For headers that are very large; None: ordinary memory.
 
     Returns:
         Bytes and offsets, int64, shape (record count + 1,). A record without headers has no bytes.
 
     Raises:
         ValueError: Offsets or ends descend or exceed their buffer.
+        StorageError: There is no room for very large headers.
     """
     rows = len(row_ends)
     struct = headers.struct
     room = 5 * rows + 10 * headers.count + struct.keys_size + struct.values_size + ENCODING_SLACK
-    out, offsets = bytearray(room), np.empty(rows + 1, np.int64)
+    out = (
+        bytearray(room) if large_memory is None or room <= LARGE_BYTES else large_memory.take(room)
+    )
+    offsets = np.empty(rows + 1, np.int64)
     ends = np.require(row_ends, np.int64, ["C", "A"])
     result = lib.ls_encode_headers(
         struct, ends.ctypes.data, rows, address_of(out), offsets.ctypes.data
