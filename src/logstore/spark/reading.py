@@ -17,7 +17,7 @@ from logstore.arrow_batches import ArrowBatches
 from logstore.clock import SYSTEM_CLOCK
 from logstore.errors import LogNotFoundError, LogStoreError, OffsetOutOfRangeError
 from logstore.files import REAL_FILES
-from logstore.large_memory import LARGE_BYTES, LargeMemory
+from logstore.large_memory import LARGE_BYTES
 from logstore.log import Log
 from logstore.opening import open_log
 from logstore.spark.arrow_columns import SparkColumns
@@ -25,6 +25,7 @@ from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.options import SourceOptions
 from logstore.spark.source_columns import Column
 from logstore.spark.source_logs import ReadTask, store_id_of
+from logstore.spark.task_memory import task_memory
 
 logger = logging.getLogger("logstore.spark")
 
@@ -201,7 +202,7 @@ class TaskRead:
             truncations=log.truncations,
             batch_rows=self._options.batch_rows or self._columns.batch_rows,
             batch_bytes=self._options.batch_bytes,
-            large_memory=_large_memory(),
+            large_memory=task_memory(),
         )
         for batch in batches:
             is_large = batch.nbytes > LARGE_BYTES
@@ -215,12 +216,6 @@ class TaskRead:
             if is_large:
                 yield self._columns.empty  # And the last until it has the next.
         self._offset = self._stop
-
-
-def _large_memory() -> LargeMemory:
-    """Return room for records that are larger than a task may be: where Spark has its own."""
-    directories = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return LargeMemory(next(filter(REAL_FILES.is_directory, directories), None))
 
 
 class _GoneError(Exception):

@@ -25,6 +25,7 @@ from logstore.sink_commits import JOB_PREFIX
 from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.sink_columns import check_columns
 from logstore.spark.sink_options import SinkOptions
+from logstore.spark.task_memory import large_batches_in_files, task_memory
 from logstore.spark.worker_process import settle
 from logstore.staged_batches import BATCH_BYTES, StagedBatchWriter, delete_staged, staged_path
 from logstore.staged_commit import check_store_id, commit_staged, store_id_of
@@ -110,7 +111,7 @@ class SinkPlan(NamedTuple):
 
         options = self.options
         root = options.roots[0]
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened, large_batches_in_files():
             store: LogStore | None = None
 
             def plan_of(topic: str) -> TopicPlan:
@@ -126,6 +127,7 @@ class SinkPlan(NamedTuple):
                 keeps_timestamps=options.keeps_timestamps,
                 now_ms=SYSTEM_CLOCK.milliseconds(),
                 turn=task + max(version, 0),
+                large_memory=task_memory(),
             )
             try:
                 check_store_id(root, self.store_id)

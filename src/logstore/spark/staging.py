@@ -4,8 +4,9 @@ From Arrow record batches of a task to its staged file: grouped by partition, en
 Each row is copied once, from Spark's record batch into the batch of its partition, which grows
 until it is full. No Python object is made per row.
 
-Memory: one record batch of Spark's, and 16 MiB of batches that are not full. What a very large
-row is encoded in is mapped from a file (``large_memory.py``).
+Memory: one record batch of Spark's, 16 MiB of batches that are not full, and where one record batch
+has rows of several topics, those that are copied. What a very large row or its headers are encoded
+in is mapped from a file (``large_memory.py``).
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ import pyarrow as pa
 from logstore._native import Columns, encode_header_lists, group_partitions, partition_keys
 from logstore.arrow_columns import ArrowRows, binary_array, binary_buffers
 from logstore.checkpoint import TopicPartition
+from logstore.large_memory import LargeMemory
 from logstore.spark.errors import SparkSourceError
 from logstore.staged_batches import BATCH_BYTES, StagedBatchWriter
 
 # Larger rows are written where they are: to bring those of one topic together copies them.
 LARGE_ROW_BYTES: Final = 64 << 10
+# No more is copied; Spark's own bound of a record batch, beside its last row, is 64 MB.
+COPIED_BYTES_MAX: Final = 80 << 20
 NO_TIMESTAMP: Final = -1
 
 
@@ -55,6 +59,7 @@ class RecordStager:
         keeps_timestamps: Take the column's times.
         now_ms: The time of the write.
         turn: Where rows without a key begin; another one for each task.
+        large_memory: For headers that are very large; None: ordinary memory.
 
     **Thread rule**: one thread.
     """
@@ -68,6 +73,7 @@ class RecordStager:
         keeps_timestamps: bool,
         now_ms: int,
         turn: int = 0,
+        large_memory: LargeMemory | None = None,
     ) -> None:
         self._open_writer = open_writer
         self._topic = topic
@@ -77,6 +83,7 @@ class RecordStager:
         self._now_ms = now_ms
         self._turns: dict[str, tuple[int, int]] = {}
         self._first_turn = turn
+        self._large_memory = large_memory
         self._writer: StagedBatchWriter | None = None
         self.record_count = 0
 
@@ -113,7 +120,7 @@ class RecordStager:
             binary_array(pa, columns["value"], "value"),
             _binary_or_none(columns.get("key"), "key"),
             self._times(columns.get("timestamp")),
-            headers=_headers_or_none(columns.get("headers")),
+            headers=_headers_or_none(columns.get("headers"), self._large_memory),
             partitions=columns.get("partition"),
         )
         if self._writer is None:
@@ -228,9 +235,11 @@ def _grouped(
 ) -> Iterator[tuple[int, ArrowRows]]:
     """Yield rows by their numbers, those of one number in order; large ones as they come."""
     row_count = len(rows)
+    columns = (rows.values, rows.keys, rows.headers)
+    size_bytes = sum(column.nbytes for column in columns if column is not None)
     if (numbers == numbers[0]).all():
         yield int(numbers[0]), rows
-    elif rows.values.nbytes >= row_count * LARGE_ROW_BYTES:
+    elif size_bytes >= min(row_count * LARGE_ROW_BYTES, COPIED_BYTES_MAX):
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), row_count]
         for start, stop in itertools.pairwise(edges):
             yield int(numbers[start]), rows.slice(start, stop)
@@ -246,7 +255,7 @@ def _binary_or_none(column: Any, name: str) -> Any:
     return None if column is None else binary_array(pa, column, name)
 
 
-def _headers_or_none(column: Any) -> Any:
+def _headers_or_none(column: Any, large_memory: LargeMemory | None) -> Any:
     """Return headers as the format has them, large_binary; None: no row has any."""
     if column is None or column.null_count == len(column):
         return None
@@ -263,7 +272,7 @@ def _headers_or_none(column: Any) -> Any:
         key_offsets=name_offsets,
     )
     counts = _integers(column.value_lengths().fill_null(0), np.int64)
-    data, offsets = encode_header_lists(items, np.cumsum(counts))
+    data, offsets = encode_header_lists(items, np.cumsum(counts), large_memory)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), len(column), buffers)
 
