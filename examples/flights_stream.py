@@ -28,10 +28,10 @@ MICRO_BATCHES = 12  # About; so that there is a middle to be killed in.
 EXPORT_BATCHES = 3  # Likewise.
 CARRIERS_DRAWN = 6
 CORES = "local[2]"
+# It runs for a minute: what compiles quickly is what counts.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
     "spark.driver.memory": "1g",
-    # It runs for a minute: what compiles quickly is what counts.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
@@ -104,7 +104,7 @@ def start_stream(spark: SparkSession, arguments: argparse.Namespace) -> Streamin
 
 def run_pipeline(arguments: argparse.Namespace) -> None:
     """Run the stream and what follows it; print a line of JSON for each step."""
-    spark = local_session(CORES, SETTINGS)
+    spark = local_session(CORES, SETTINGS, java_options=JAVA_OPTIONS)
     query = start_stream(spark, arguments)
     printed = -1
     while True:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Spark would choose a text of any length, by which Derby can neither sort nor group.
         column_types="customer VARCHAR(8)",
     )
-    print(f"Parquet: {files.row_count} records in {files.file_count} file")
+    print(f"Parquet: {files.row_count} records, new files: {files.file_count}")
     print(f"database: {table.row_count} rows")
     rows = spark.read.format("jdbc").options(url=url, dbtable="orders").load()
     for customer, orders, cents in (

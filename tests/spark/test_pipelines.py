@@ -88,6 +88,40 @@ def test_rows_of_many_micro_batches(spark, tmp_path):
         assert 50 == sum(1 for _ in store["lines", 0])
 
 
+def test_a_first_run_that_was_wrong(spark, tmp_path):
+    """What it took for the columns does not stay."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.csv").write_text("id,name\n1,x\n")
+
+    def run(**options):
+        return ingest(
+            spark,
+            tmp_path / "in",
+            tmp_path / "data",
+            "rows",
+            checkpoint=tmp_path / "state",
+            file_format="csv",
+            options=options,
+            key="id",
+        )
+
+    with pytest.raises(SparkSourceError, match="the columns are _c0, _c1"):
+        run()
+    assert 1 == run(header="true").row_count
+
+
+def test_errors_of_spark_in_one_line(spark, tmp_path, capsys):
+    """A file that is no Parquet, as the command says it."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.parquet").write_bytes(b"no Parquet")
+    command = ["pipeline", "ingest", tmp_path / "data", "rows", tmp_path / "in"]
+    assert 2 == main([*map(str, command), "--checkpoint", str(tmp_path / "state")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("logstore: LOGSTORE_PIPELINE_FAILED: ")
+    assert "a.parquet is not a Parquet file" in line
+    assert not (tmp_path / "state").exists()
+
+
 class TestExport:
     @pytest.fixture(name="path")
     def _path(self, tmp_path):
@@ -177,6 +211,16 @@ class TestExport:
         ):
             with pytest.raises(SparkSourceError, match=text):
                 self.run(spark, path, **options)
+
+    def test_a_first_run_that_was_wrong(self, spark, path):
+        """Nothing of it stays, and columns are looked for before anything is written."""
+        for options in ({"schema": "id lnog"}, {"partition_by": ["nothing"]}):
+            with pytest.raises(SparkSourceError, match="INVALID_PIPELINE"):
+                self.run(spark, path, **options)
+            assert not (path.parent / "state").exists()
+        with pytest.raises(Exception, match="MALFORMED"):
+            self.run(spark, path, schema="id boolean", mode="fail", quarantine=None)
+        assert 40 == self.run(spark, path).row_count
 
     def test_a_topic_into_a_table(self, spark, path, capsys):
         """By the command: a micro-batch of which a part was written is completed, not repeated."""

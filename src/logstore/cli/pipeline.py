@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import re
+import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from logstore.cli.counted import counted
 from logstore.cli.json_lines import print_json
 from logstore.cli.stores import settings_of
+from logstore.errors import CorruptRecordError
 
 EXAMPLE = """\
 examples:
@@ -22,6 +28,8 @@ examples:
 
 Each runs until nothing is left and ends; run it again for what has come since. A run that was
 killed is completed by the next: each row is there once. A checkpoint belongs to one pipeline.
+What fails is said in one line; --verbose shows what Spark says of it.
+Exit status: 0 done, 1 damaged records, 2 it failed, 130 interrupted.
 Needs the extra `spark-local`, or a Spark of your own, and `formats`.
 """
 INGEST_EXAMPLE = """\
@@ -55,6 +63,14 @@ UNITS = {
     "GB": 10**9,
 }
 _SIZE = re.compile(r"(\d+)\s*([A-Za-z]*)", re.ASCII)
+# Of the text of an error of Spark's: a line of ours in it, what stands before the cause, and lines
+# that say where it was.
+_OWN_ERROR = re.compile(r"LOGSTORE_[A-Z_]+: [^\n]*")
+_BEFORE_THE_CAUSE = re.compile(
+    r"^An error occurred while calling .*|^\[STREAM_FAILED\] .* terminated with exception: |"
+    r"^: |SQLSTATE: \w+.*$"
+)
+_OF_THE_STACK = ("\tat ", "\t... ", "JVM stacktrace", "  File ", "    ", "Traceback ")
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -83,8 +99,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     ingest.add_argument("--avro-schema", type=Path, metavar="FILE", help="for --value avro")
     ingest.add_argument("--key", metavar="COLUMN", help="its text is the key")
     ingest.add_argument("--timestamp", metavar="COLUMN", help="of the record (default: now)")
-    ingest.add_argument("--partitions", type=int, default=1, help="of a topic that is made")
-    ingest.set_defaults(run=_ingest)
+    ingest.add_argument(
+        "--partitions", type=_partitions, default=1, metavar="N", help="of a topic that is made"
+    )
+    ingest.set_defaults(run=_run, pipeline=_ingest)
 
     export = _add(kinds, "export", "a topic as partitioned Parquet, or in a table", EXPORT_EXAMPLE)
     export.add_argument("destination", help="a directory, or a database's URL: jdbc:…")
@@ -119,7 +137,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     table.add_argument(
         "--driver-jar", type=Path, metavar="FILE", help="the database's driver, if Spark has none"
     )
-    export.set_defaults(run=_export)
+    export.set_defaults(run=_run, pipeline=_export)
 
 
 def _add(kinds: Any, name: str, what: str, example: str) -> argparse.ArgumentParser:
@@ -134,6 +152,9 @@ def _add(kinds: Any, name: str, what: str, example: str) -> argparse.ArgumentPar
         "--master", default="local[*]", help="of Spark (default: local[*], all cores here)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
+    parser.add_argument(
+        "--verbose", action="store_true", help="Spark's own messages, and where it failed"
+    )
     return parser
 
 
@@ -152,21 +173,87 @@ def _size(text: str) -> int:
     return int(found[1]) * UNITS[found[2]]
 
 
+def _partitions(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        message = f"{text!r} is no number of partitions; give 1 or more"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        with contextlib.nullcontext() if arguments.verbose else _one_line_errors():
+            status: int = arguments.pipeline(arguments)
+    except KeyboardInterrupt:
+        print("logstore: interrupted; the next run goes on from here", file=sys.stderr)
+        raise
+    return status
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """
+    Say in one line what Spark says in a hundred.
+
+    Raises:
+        CorruptRecordError: Of the topic.
+        SparkSourceError: PIPELINE_FAILED: anything else of Spark's or Java's.
+    """
+    from logstore.spark.errors import SparkSourceError
+
+    for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # Of errors that are raised, too.
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        text = _cause(str(error))
+        if text.startswith("LOGSTORE_CORRUPT_RECORD"):
+            raise CorruptRecordError(text) from error
+        if text.startswith("LOGSTORE_"):
+            raise ValueError(text) from error
+        raise SparkSourceError("PIPELINE_FAILED", text) from error
+
+
+def _cause(text: str) -> str:
+    """Return the line of an error's text that says why."""
+    if ours := _OWN_ERROR.findall(text):
+        return str(ours[-1])
+    lines = [
+        _BEFORE_THE_CAUSE.sub("", line).strip()
+        for line in text.splitlines()
+        if line.strip() and not line.startswith(_OF_THE_STACK)
+    ]
+    lines = [line for line in lines if line]
+    deepest = [line for line in lines if line.startswith("Caused by: ")]
+    return (deepest or lines or [text])[-1 if deepest else 0].removeprefix("Caused by: ")
+
+
+def _spark(arguments: argparse.Namespace, settings: dict[str, str] | None = None) -> Any:
+    from logstore.spark.pipelines.session import local_session
+
+    log_level = "warn" if arguments.verbose else "off"
+    return local_session(arguments.master, settings, log_level=log_level)
+
+
 def _ingest(arguments: argparse.Namespace) -> int:
     from logstore.spark.pipelines.ingest import ingest
-    from logstore.spark.pipelines.session import local_session
 
     if not arguments.files.is_dir():
         raise FileNotFoundError(f"there is no directory {arguments.files}; check the path")
     avro_schema = arguments.avro_schema
+    if (arguments.value == "avro") != (avro_schema is not None):
+        raise ValueError("--value avro and --avro-schema go together")
+    options = settings_of(arguments.option)
     done = ingest(
-        local_session(arguments.master),
+        _spark(arguments),
         arguments.files,
         arguments.store,
         arguments.topic,
         checkpoint=arguments.checkpoint,
         file_format=arguments.format,
-        options=settings_of(arguments.option),
+        options=options,
         schema=arguments.schema,
         value_format=arguments.value,
         avro_schema=None if avro_schema is None else avro_schema.read_text("utf-8"),
@@ -187,6 +274,10 @@ def _export(arguments: argparse.Namespace) -> int:
     is_table = arguments.destination.startswith("jdbc:")
     _check_destination(arguments, is_table)
     schema = arguments.schema
+    if (arguments.value != "raw") != (schema is not None):
+        raise ValueError("say --schema, or --value raw without one")
+    if (arguments.mode == "quarantine") != (arguments.quarantine is not None):
+        raise ValueError("--mode quarantine and --quarantine go together")
     if schema is not None and schema.startswith("@"):
         schema = Path(schema[1:]).read_text("utf-8")
     values = {
@@ -230,10 +321,9 @@ def _check_destination(arguments: argparse.Namespace, is_table: bool) -> None:
 
 def _export_files(arguments: argparse.Namespace, values: dict[str, Any]) -> Any:
     from logstore.spark.pipelines.export import TARGET_FILE_BYTES, export
-    from logstore.spark.pipelines.session import local_session
 
     return export(
-        local_session(arguments.master),
+        _spark(arguments),
         arguments.store,
         arguments.topic,
         arguments.destination,
@@ -243,17 +333,34 @@ def _export_files(arguments: argparse.Namespace, values: dict[str, Any]) -> Any:
     )
 
 
+def _driver_of(jar: Path) -> str:
+    """Return the class that a driver's jar names: Java looks for it among Spark's own only."""
+    try:
+        with zipfile.ZipFile(jar) as archive:
+            services = archive.read("META-INF/services/java.sql.Driver").decode()
+    except (zipfile.BadZipFile, KeyError):
+        services = ""
+    names = [line.partition("#")[0].strip() for line in services.splitlines()]
+    found = next(filter(None, names), None)
+    if found is None:
+        raise ValueError(f"{jar} names no JDBC driver; give --option driver=CLASS as well")
+    return found
+
+
 def _export_table(arguments: argparse.Namespace, values: dict[str, Any]) -> Any:
     from logstore.spark.pipelines.jdbc_export import export_jdbc
-    from logstore.spark.pipelines.session import local_session
 
     options = settings_of(arguments.option)
     if arguments.password_file is not None:
         lines = arguments.password_file.read_text("utf-8").splitlines()
         options["password"] = lines[0] if lines else ""
     jar = arguments.driver_jar
+    if jar is not None:
+        if not jar.is_file():
+            raise FileNotFoundError(f"there is no file {jar}; check the path")
+        options["driver"] = options.get("driver") or _driver_of(jar)
     return export_jdbc(
-        local_session(arguments.master, {} if jar is None else {"spark.jars": str(jar.resolve())}),
+        _spark(arguments, None if jar is None else {"spark.jars": str(jar.resolve())}),
         arguments.store,
         arguments.topic,
         arguments.destination,

@@ -89,10 +89,11 @@ def export(
     if target_file_bytes <= 0:
         raise invalid(f"files of {target_file_bytes} bytes; give a positive size")
     what = Export(store, topic, checkpoint, value_format, schema, mode, quarantine, max_offsets)
-    pipeline_id = what.check("export")
+    state = what.check("export")
+    _directories(what.no_rows(spark), tuple(partition_by))
     place = local_path(destination)
     write = _batch_writer(place, tuple(partition_by), target_file_bytes)
-    batches, quarantined = what.run(spark, pipeline_id, write)
+    batches, quarantined = what.run(spark, state, write)
     rows, files = written_files(place, batches)
     return Exported(rows + quarantined, quarantined, files)
 

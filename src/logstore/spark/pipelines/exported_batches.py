@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from logstore.extras import import_extra
@@ -72,9 +73,9 @@ class Export(NamedTuple):
     quarantine: str | os.PathLike[str] | None
     max_offsets: int | None
 
-    def check(self, kind: str) -> str:
+    def check(self, kind: str) -> PipelineState:
         """
-        Return the pipeline's id, if what was given goes together, and with its earlier runs.
+        Return the pipeline's state, if what was given goes together, and with its earlier runs.
 
         Args:
             kind: Of :data:`~logstore.spark.pipelines.pipeline_state.KINDS`.
@@ -87,16 +88,33 @@ class Export(NamedTuple):
         if self.value_format != "raw" and self.schema is None:
             raise invalid(f"{self.value_format} wants a schema")
         state = PipelineState.of(local_path(self.checkpoint), kind, self.topic, lambda: self.schema)
+        if state.schema != self.schema and _committed_count(local_path(self.checkpoint)) == 0:
+            state = replace(state, schema=self.schema)  # The first one was wrong.
         if state.schema != self.schema:
             raise SparkSourceError(
                 "PIPELINE_CHECKPOINT",
                 f"{self.checkpoint} was begun with another schema; use another checkpoint and"
                 " directory",
             )
-        return state.pipeline_id
+        return state
+
+    def no_rows(self, spark: Any) -> Any:
+        """
+        Return the columns of a batch, without rows.
+
+        Raises:
+            SparkSourceError: INVALID_PIPELINE: the schema is none.
+        """
+        source = spark.read.format("logstore").option("subscribe", self.topic)
+        try:
+            return self.decoded(source.load(local_path(self.store)).limit(0))[0]
+        except import_extra("pyspark.errors").ParseException as error:
+            raise invalid(
+                f"{self.schema!r} is no schema, such as 'id long, name string'"
+            ) from error
 
     def run(
-        self, spark: Any, pipeline_id: str, write: Callable[[Batch], None]
+        self, spark: Any, state: PipelineState, write: Callable[[Batch], None]
     ) -> tuple[set[str], int]:
         """
         Hand what has come since the last run to a sink, and put what is refused into quarantine.
@@ -106,6 +124,8 @@ class Export(NamedTuple):
         Returns:
             The names of the batches, and how many of their records are in the quarantine.
         """
+        state.keep(local_path(self.checkpoint))
+        pipeline_id = state.pipeline_id
         refused = None if self.quarantine is None else local_path(self.quarantine)
         first = _committed_count(local_path(self.checkpoint))
         source = (

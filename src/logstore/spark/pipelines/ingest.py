@@ -97,6 +97,9 @@ def ingest(
     columns = types._parse_datatype_json_string(state.schema)
     frame = spark.readStream.format(file_format).schema(columns).options(**given).load(source)
     rows = _rows(frame, value_format, avro_schema, key, timestamp)
+    if partitions < 1:
+        raise _invalid(f"a topic of {partitions} partitions; give 1 at least")
+    state.keep(local_path(checkpoint))
     query = (
         rows.writeStream.format("logstore")
         .queryName(f"ingest {topic}")

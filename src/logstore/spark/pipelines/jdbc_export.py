@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from logstore.extras import import_extra
 from logstore.spark.formats.value_format import Mode
 from logstore.spark.pipelines.exported_batches import Batch, Export, ValueFormat
-from logstore.spark.pipelines.pipeline_state import local_path
 
 BATCH_TYPE = "_batch VARCHAR(32)"  # Text as such is not comparable in every database.
 
@@ -83,11 +82,11 @@ def export_jdbc(
     does not answer a commit with an error after all.
     """
     what = Export(store, topic, checkpoint, value_format, schema, mode, quarantine, max_offsets)
-    pipeline_id = what.check("table export")
+    state = what.check("table export")
     given = {**(options or {}), "url": url, "dbtable": table}
     types = BATCH_TYPE if column_types is None else f"{BATCH_TYPE}, {column_types}"
     _make_table(spark, what, given, types)
-    batches, quarantined = what.run(spark, pipeline_id, _batch_writer(given))
+    batches, quarantined = what.run(spark, state, _batch_writer(given))
     functions = import_extra("pyspark.sql.functions")
     rows = _table(spark, given).where(functions.col("_batch").isin(sorted(batches))).count()
     return ExportedRows(rows + quarantined, quarantined)
@@ -95,10 +94,7 @@ def export_jdbc(
 
 def _make_table(spark: Any, what: Export, options: Mapping[str, str], types: str) -> None:
     """Append nothing: the table is there afterwards, and takes these columns."""
-    source = spark.read.format("logstore").option("subscribe", what.topic)
-    none, _ = what.decoded(source.load(local_path(what.store)).limit(0))
-    rows = _named(none, "")
-    _append(rows, {**options, "createTableColumnTypes": types})
+    _append(_named(what.no_rows(spark), ""), {**options, "createTableColumnTypes": types})
 
 
 def _batch_writer(options: dict[str, str]) -> Callable[[Batch], None]:

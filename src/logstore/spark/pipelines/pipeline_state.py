@@ -43,10 +43,10 @@ class PipelineState:
     @classmethod
     def of(cls, checkpoint: str, kind: str, topic: str, schema: Callable[[], str | None]) -> Self:
         """
-        Return what a checkpoint's directory remembers; a new one is written there, durably.
+        Return what a checkpoint's directory remembers; a new one is there after :meth:`keep`.
 
         Args:
-            checkpoint: The directory; made if it is missing.
+            checkpoint: The directory.
             kind: Of :data:`KINDS`.
             topic: As above.
             schema: Asked at the first run.
@@ -57,10 +57,7 @@ class PipelineState:
         assert kind in KINDS
         path = os.path.join(checkpoint, STATE_FILE)
         if not REAL_FILES.exists(path):
-            state = cls(kind, uuid.uuid4().hex[:8], topic, schema())
-            make_directory(checkpoint, REAL_FILES)
-            REAL_FILES.replace_file(path, json.dumps(asdict(state)).encode())
-            return state
+            return cls(kind, uuid.uuid4().hex[:8], topic, schema())
         try:
             state = cls(**json.loads(REAL_FILES.read_file(path)))
         except (TypeError, ValueError) as error:
@@ -74,6 +71,17 @@ class PipelineState:
                 f" one for the {kind} of {topic}",
             )
         return state
+
+    def keep(self, checkpoint: str) -> None:
+        """
+        Have a checkpoint's directory remember this, durably; it is made if it is missing.
+
+        Not before what was given is known to be right: a wrong schema would stay.
+        """
+        make_directory(checkpoint, REAL_FILES)
+        REAL_FILES.replace_file(
+            os.path.join(checkpoint, STATE_FILE), json.dumps(asdict(self)).encode()
+        )
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
