@@ -37,7 +37,7 @@ import numpy as np
 
 from logstore._native import Buffer, view_of
 from logstore.errors import CorruptRecordError, UnsupportedCompressionTypeError
-from logstore.large_memory import LARGE_BYTES, LargeMemory
+from logstore.large_memory import LARGE_BYTES, LargeMemory, room_for
 
 # What a batch may decompress to unless the caller says otherwise: the default of the setting
 # decompressed.bytes.max. Kafka has no bound and runs out of memory instead.
@@ -326,11 +326,13 @@ def _decompress_snappy(
         blocks.append((data, size_bytes))
     _check_bound(CompressionType.SNAPPY, size_bytes, bytes_max)
 
-    out = _room(size_bytes, large_memory)
+    out = room_for(size_bytes, large_memory)
     start = 0
     for block, block_bytes in blocks:
         try:
-            written = cramjam.snappy.decompress_raw_into(block, out[start : start + block_bytes])
+            written = cramjam.snappy.decompress_raw_into(
+                block, out[start : start + block_bytes].data
+            )
         except cramjam.DecompressionError as error:
             raise _damaged(CompressionType.SNAPPY, error) from None
         if written != block_bytes:
@@ -451,14 +453,14 @@ def _decompress_lz4(
     end, bound = _walk_lz4_blocks(data, start, block_bytes_max, checksum_bytes)
     # What a block decompresses to shows only when it is done, so the buffer is as large as the
     # blocks can get (pages that stay untouched cost nothing), and never larger than allowed.
-    out = _room(min(bound, bytes_max), large_memory)
+    out = room_for(min(bound, bytes_max), large_memory)
 
     # The package gets a frame with the header that Kafka would write: it would verify a content
     # checksum, which Kafka does not. (Its functions for bare blocks guess at a size prefix.)
     descriptor = bytes((flags & ~_LZ4_FLG_NOT_VERIFIED, data[5]))
     checksum = _lz4_header_checksum(descriptor)
     header = b"".join((_LZ4_MAGIC, descriptor, checksum))
-    frame = _room(len(header) + end - start + len(_LZ4_END), large_memory)
+    frame = room_for(len(header) + end - start + len(_LZ4_END), large_memory)
     for at, part in ((0, header), (len(header), data[start:end]), (-len(_LZ4_END), _LZ4_END)):
         frame[at : at + len(part) or None] = np.frombuffer(part, np.uint8)
     decode = cramjam.lz4.decompress_into
@@ -558,7 +560,7 @@ def _decompress_zstd(
         bound += frame_bound
     if position == 0:
         return b""  # As Kafka's reader: no frame at all is an end between two frames.
-    out = _room(min(bound, bytes_max), large_memory)
+    out = room_for(min(bound, bytes_max), large_memory)
     decode = cramjam.zstd.decompress_into
     return _decompress_into(CompressionType.ZSTD, decode, data, out, bytes_max, large_memory)
 
@@ -622,13 +624,6 @@ def _decompress_into(
             raise _too_large(codec, None, bytes_max) from None
         raise _damaged(codec, error) from None
     return _result(out, written, large_memory)
-
-
-def _room(size_bytes: int, large_memory: LargeMemory | None) -> Any:
-    """Return an array of bytes to write into."""
-    if large_memory is None or size_bytes <= LARGE_BYTES:
-        return np.empty(size_bytes, np.uint8)
-    return np.frombuffer(large_memory.take(size_bytes), np.uint8)
 
 
 def _result(out: Any, size_bytes: int, large_memory: LargeMemory | None) -> bytes | memoryview:

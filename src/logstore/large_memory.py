@@ -16,6 +16,9 @@ import sys
 import tempfile
 from typing import IO, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from logstore.errors import StorageError
 
 #: What is smaller is better in ordinary memory.
@@ -59,6 +62,22 @@ class LargeMemory:
                 error.errno,
                 path=where,
             ) from error
+
+
+def room_for(size_bytes: int, large_memory: LargeMemory | None) -> npt.NDArray[np.uint8]:
+    """
+    Return an array of bytes to write into, of ordinary memory unless it is large.
+
+    Args:
+        size_bytes: Of it.
+        large_memory: For what is large; None: ordinary memory always.
+
+    Raises:
+        StorageError: The file system has no room.
+    """
+    if large_memory is None or size_bytes <= LARGE_BYTES:
+        return np.empty(size_bytes, np.uint8)
+    return np.frombuffer(large_memory.take(size_bytes), np.uint8)
 
 
 def write_zeros(file: IO[bytes], size_bytes: int) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from logstore._native._core import ffi, lib
 from logstore._native.kernels import Buffer, address_of, size_of
 from logstore.errors import RecordTooLargeError
-from logstore.large_memory import LARGE_BYTES, LargeMemory
+from logstore.large_memory import LargeMemory, room_for
 
 BATCH_OVERHEAD = 61
 DEFAULT_BATCH_BYTES = 65536
@@ -315,10 +315,7 @@ class GrowingBatch:
         if result == lib.LS_E_NO_ROOM:  # The first record alone is larger than batch_bytes.
             row = first if rows is None else int(rows[first])
             room = BATCH_OVERHEAD + lib.ls_record_bound(columns.struct, row, 1) + ENCODING_SLACK
-            if self._large_memory is None or room <= LARGE_BYTES:
-                self._use(np.empty(room, np.uint8))
-            else:
-                self._use(np.frombuffer(self._large_memory.take(room), np.uint8))
+            self._use(room_for(room, self._large_memory))
             result = lib.ls_grow_batch(*arguments)
         if result < 0:
             raise _encoding_error(result, first)
