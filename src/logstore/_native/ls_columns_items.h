@@ -10,7 +10,10 @@
 
 enum { WILD_BYTES = 256 };
 
-/* 32 bytes in one register, or in two where the loop is compiled without wide ones. */
+/*
+ * 32 bytes in one register, or in two where the loop is compiled without wide ones. Not for the
+ * encoder, which has its own: gcc takes these through the stack where it has no register to spare.
+ */
 typedef uint8_t block_32 __attribute__((vector_size(32), aligned(1), may_alias));
 
 LS_INLINE void copy_64(uint8_t *to, const uint8_t *from) {
