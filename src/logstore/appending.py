@@ -264,7 +264,7 @@ class AppendingPartition(WatermarkedPartition):
                 if assign_offsets
                 else _following(self, data, info)
             )
-            _append_locked(self, records, headers, origin, info, verification_guard)
+            append_locked(self, records, headers, origin, info, verification_guard)
         if not info.duplicate:
             self.flush_if_due()
         return info
@@ -367,13 +367,38 @@ def _assigned(
     info: LogAppendInfo,
 ) -> tuple[Buffer | PatchedBatch, npt.NDArray[Any]]:
     """Validate as a leader; return the bytes with offsets from the log end on, and the headers."""
-    config = log.config
     info.first_offset = log.log_end_offset
+    validator = validator_of(log, info.source_compression, leader_epoch, origin)
+    result = validator.validate_messages_and_assign_offsets(
+        view_of(data)[: info.valid_bytes], info.first_offset, info
+    )
+    info.max_timestamp = result.max_timestamp
+    info.last_offset = result.next_offset - 1
+    info.offset_of_max_timestamp = info.last_offset if result.max_timestamp >= 0 else -1
+    info.records_converted = result.records_converted
+    if validator.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        info.log_append_time = result.log_append_time
+    if result.size_maybe_changed:
+        largest = int(result.batches["size_bytes"].max(initial=0))
+        if largest > log.config.max_message_bytes:
+            raise RecordTooLargeError(
+                f"a batch has {largest} bytes after it was encoded again, over max.message.bytes"
+                f" {log.config.max_message_bytes}; raise it, or send less at once",
+                path=log.directory,
+            )
+    return result.records, result.batches
+
+
+def validator_of(
+    log: AppendingPartition, source: CompressionType, leader_epoch: int, origin: AppendOrigin
+) -> LogValidator:
+    """Return the rules of one append of batches with a codec."""
+    config = log.config
     is_append_time = config.message_timestamp_type == "LogAppendTime"
-    target, level = _target(config, info.source_compression)
-    validator = LogValidator(
+    target, level = _target(config, source)
+    return LogValidator(
         now_ms=log.clock.milliseconds(),
-        source_compression=info.source_compression,
+        source_compression=source,
         target_compression=target,
         target_level=level,
         timestamp_type=(
@@ -387,24 +412,6 @@ def _assigned(
         decompressed_bytes_max=config.decompressed_bytes_max,
         topic_partition=log.name,
     )
-    result = validator.validate_messages_and_assign_offsets(
-        view_of(data)[: info.valid_bytes], info.first_offset, info
-    )
-    info.max_timestamp = result.max_timestamp
-    info.last_offset = result.next_offset - 1
-    info.offset_of_max_timestamp = info.last_offset if result.max_timestamp >= 0 else -1
-    info.records_converted = result.records_converted
-    if is_append_time:
-        info.log_append_time = result.log_append_time
-    if result.size_maybe_changed:
-        largest = int(result.batches["size_bytes"].max(initial=0))
-        if largest > config.max_message_bytes:
-            raise RecordTooLargeError(
-                f"a batch has {largest} bytes after it was encoded again, over max.message.bytes"
-                f" {config.max_message_bytes}; raise it, or send less at once",
-                path=log.directory,
-            )
-    return result.records, result.batches
 
 
 def _target(config: LogConfig, source: CompressionType) -> tuple[CompressionType, int | None]:
@@ -474,7 +481,7 @@ def _legacy_headers(data: memoryview) -> npt.NDArray[Any]:
     return headers
 
 
-def _append_locked(
+def append_locked(
     log: AppendingPartition,
     data: Buffer | PatchedBatch,
     headers: npt.NDArray[Any],
@@ -482,7 +489,17 @@ def _append_locked(
     info: LogAppendInfo,
     verification_guard: VerificationGuard | None,
 ) -> None:
-    """Do steps 3 to 6; the log's lock is held."""
+    """
+    Do steps 3 to 6 for batches that are checked and have their offsets; the log's lock is held.
+
+    Args:
+        log: The log.
+        data: The batches.
+        headers: Theirs, ``BATCH_DTYPE``.
+        origin: Whose rules apply.
+        info: First and last offset, and the largest timestamp, are in.
+        verification_guard: Of a producer's first transactional append.
+    """
     for magic, epoch, base_offset in _epoch_starts(headers):
         if magic >= MAGIC_V2:
             log.leader_epochs.assign(epoch, base_offset)
@@ -557,10 +574,10 @@ def _check_producers(
             duplicate = None if entry is None else entry.find_duplicate_batch(batch)
             if duplicate is not None:
                 return _Producers(updated, completed, duplicate)
-        if origin in (
-            AppendOrigin.CLIENT,
-            AppendOrigin.COORDINATOR,
-        ) and state.is_missing_required_verification(batch, producer_id, verification_guard):
+        # Of several batches the first one begins the transaction for the others.
+        asks = origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR)
+        asks = asks and producer_id not in updated
+        if asks and state.is_missing_required_verification(batch, producer_id, verification_guard):
             raise InvalidTxnStateError(
                 f"the batch of producer {producer_id} is not part of an ongoing transaction;"
                 " verify it first, and present the guard",

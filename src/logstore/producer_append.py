@@ -359,7 +359,7 @@ class ProducerAppendInfo:
     def _check_sequence(self, producer_epoch: int, first_sequence: int, offset: int) -> None:
         verification = self._verification_state_entry
         current, updated = self._current_entry, self._updated_entry
-        if verification is not None:
+        if verification is not None and updated.is_empty:  # It is about the first batch.
             if verification.supports_epoch_bump and first_sequence != 0 and current.is_empty:
                 raise self._out_of_order(first_sequence, "0, the first one", offset)
             if first_sequence > verification.lowest_sequence:

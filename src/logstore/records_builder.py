@@ -20,7 +20,7 @@ import numpy.typing as npt
 from logstore._native import Buffer, Columns, Record, crc32c, encode_records, size_of, view_of
 from logstore.compression import CompressionType, compress
 from logstore.control_record import ControlRecordType, EndTransactionMarker, LeaderChange
-from logstore.errors import CorruptRecordError, InvalidRecordError, RecordTooLargeError
+from logstore.errors import RecordTooLargeError
 from logstore.timestamp_type import NO_TIMESTAMP, TimestampType
 
 BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -239,60 +239,6 @@ def seal(
     crc = crc32c(section, crc32c(tail))
     prefix = _PREFIX.pack(base_offset, length, leader_epoch, 2)
     return b"".join((prefix, crc.to_bytes(4, "big"), tail, view_of(section)))
-
-
-def number_batch(
-    batch: bytearray | memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int
-) -> int:
-    """
-    Make a batch that no producer has numbered one of a producer's transaction, where it is.
-
-    Its records stay as they are, and the old CRC is verified before there is a new one.
-
-    Args:
-        batch: One batch, and nothing behind it; writable.
-        producer_id: Whose it becomes.
-        producer_epoch: Likewise.
-        base_sequence: Sequence number of its first record.
-
-    Returns:
-        How many records it has.
-
-    Raises:
-        CorruptRecordError: It is damaged, or is not one batch of format 2; it is as it was.
-        InvalidRecordError: It is a producer's already, or a control batch; likewise.
-    """
-    view = view_of(batch)
-    if len(view) < BATCH_OVERHEAD:
-        raise CorruptRecordError(f"{len(view)} bytes are no batch; encode the records again")
-    _, length, _, magic, crc = struct.unpack_from(">qiibI", view)
-    if magic != MAGIC_V2 or length + LOG_OVERHEAD != len(view):
-        raise CorruptRecordError(
-            f"a batch of {len(view)} bytes has magic {magic} and says that it has"
-            f" {length + LOG_OVERHEAD}; encode the records again"
-        )
-    section = view[BATCH_OVERHEAD:]
-    tail = view[ATTRIBUTES_AT:BATCH_OVERHEAD]
-    if crc32c(section, crc32c(tail)) != crc:
-        raise CorruptRecordError("the CRC of a batch is wrong; encode the records again")
-    attributes, delta, first_ms, max_ms, owner, _, _, count = CRC_FIELDS.unpack(tail)
-    if owner != -1 or attributes & (TRANSACTIONAL_FLAG | CONTROL_FLAG):
-        raise InvalidRecordError(
-            f"a batch with attributes {attributes} is producer {owner}'s; give one that is nobody's"
-        )
-    fields = CRC_FIELDS.pack(
-        attributes | TRANSACTIONAL_FLAG,
-        delta,
-        first_ms,
-        max_ms,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        count,
-    )
-    view[ATTRIBUTES_AT:BATCH_OVERHEAD] = fields
-    view[HEADER_UP_TO_MAGIC:ATTRIBUTES_AT] = crc32c(section, crc32c(fields)).to_bytes(4, "big")
-    return int(count)
 
 
 def producer_problem(

@@ -219,14 +219,15 @@ class SinkCommits:
             counts = dict.fromkeys(new, 0)
             for path in staged:
                 with self._opened(path) as file:
-                    for batch in file.batches:
-                        if batch.topic not in counts:
+                    for batches in file.stretches():
+                        place = batches[0].place
+                        if place.topic not in counts:
                             continue
                         try:
-                            transaction.append_batch(batch.place, file.read(batch))
+                            transaction.append_batches(place, file.read(batches))
                         except CorruptRecordError as error:
                             raise file.not_whole() from error
-                        counts[batch.topic] += batch.record_count
+                        counts[place.topic] += sum(batch.record_count for batch in batches)
             transaction.add_rows(PLACE, self._rows(notes, sink_id, version, new))
             transaction.commit()
         self._clean()

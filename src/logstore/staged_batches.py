@@ -40,10 +40,15 @@ from logstore.errors import (
 )
 from logstore.files import REAL_FILES, Files, Path
 from logstore.large_memory import LARGE_BYTES, LargeMemory
-from logstore.records_builder import ATTRIBUTES_AT, HEADER_UP_TO_MAGIC
+from logstore.records_builder import (
+    ATTRIBUTES_AT,
+    HEADER_UP_TO_MAGIC,
+    LOG_OVERHEAD,
+    MAGIC_V2,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -56,7 +61,10 @@ BATCH_BYTES: Final = 1 << 20
 OPEN_BYTES: Final = 16 << 20
 SPARES: Final = 8
 INDEX_VERSION: Final = 2
+# What a commit reads at once.
+STRETCH_BYTES: Final = 8 << 20
 
+_HEAD: Final = struct.Struct(">qiibI")
 _TRAILER: Final = struct.Struct(">II8s")
 _MAGIC: Final = b"LOGSTAGE"
 _PLAIN_ID: Final = re.compile(
@@ -320,9 +328,25 @@ class StagedFile:
             f"the staged records {self.path} are not whole; write them again", path=self.path
         )
 
-    def read(self, batch: StagedBatch) -> memoryview:
+    def stretches(self) -> Iterator[list[StagedBatch]]:
+        """Yield the batches, those of one partition together and in order, as many as are read."""
+        waiting: dict[TopicPartition, list[StagedBatch]] = {}
+        for batch in self.batches:
+            waiting.setdefault(batch.place, []).append(batch)
+        for batches in waiting.values():
+            first = size_bytes = 0
+            for at, batch in enumerate(batches):
+                if at > first and size_bytes + batch.size_bytes > STRETCH_BYTES:
+                    yield batches[first:at]
+                    first, size_bytes = at, 0
+                size_bytes += batch.size_bytes
+            yield batches[first:]
+
+    def read(self, batches: Sequence[StagedBatch]) -> memoryview:
         """
-        Return the bytes of one batch, writable; whoever appends them verifies the CRC in it.
+        Return the bytes of batches, one after the other and writable.
+
+        Whoever appends them verifies the CRCs in them, which do not cover the first fields.
 
         **Lifetime**: until the next call, which uses the same memory.
 
@@ -330,18 +354,25 @@ class StagedFile:
             StagedBatchesError: This is not what was written.
             StorageError: It cannot be read.
         """
-        if len(self._buffer) < batch.size_bytes:
-            self._buffer = (
-                bytearray(batch.size_bytes)
-                if batch.size_bytes <= LARGE_BYTES
-                else LargeMemory(os.path.dirname(self.path)).take(batch.size_bytes)
-            )
-        view = memoryview(self._buffer)[: batch.size_bytes]
-        if self._files.pread_into(self._fd, view, batch.position) < batch.size_bytes:
-            raise self.not_whole()
-        if _crc_of(view) != batch.crc:
-            raise self.not_whole()
+        view = self._memory(sum(batch.size_bytes for batch in batches))
+        end = 0
+        for batch in batches:
+            start, end = end, end + batch.size_bytes
+            part = view[start:end]
+            if self._files.pread_into(self._fd, part, batch.position) < batch.size_bytes:
+                raise self.not_whole()
+            if part[:ATTRIBUTES_AT] != _head_of(batch):
+                raise self.not_whole()
         return view
+
+    def _memory(self, size_bytes: int) -> memoryview:
+        if len(self._buffer) < size_bytes:
+            self._buffer = (
+                bytearray(size_bytes)
+                if size_bytes <= LARGE_BYTES
+                else LargeMemory(os.path.dirname(self.path)).take(size_bytes)
+            )
+        return memoryview(self._buffer)[:size_bytes]
 
     def __enter__(self) -> Self:
         return self
@@ -358,6 +389,11 @@ class StagedFile:
 
 def _crc_of(batch: memoryview) -> int:
     return int.from_bytes(batch[HEADER_UP_TO_MAGIC:ATTRIBUTES_AT], "big")
+
+
+def _head_of(batch: StagedBatch) -> bytes:
+    """Return what a batch begins with, up to its CRC."""
+    return _HEAD.pack(0, batch.size_bytes - LOG_OVERHEAD, -1, MAGIC_V2, batch.crc)
 
 
 def delete_staged(paths: Iterable[str], files: Files = REAL_FILES) -> None:

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
-from logstore._native import Buffer, measure_list, size_of
+from logstore._native import Buffer, size_of, view_of
 from logstore.checkpoint import TopicPartition
 from logstore.compression import CompressionType
 from logstore.coordinator_store import CoordinatorStore
@@ -32,6 +32,7 @@ from logstore.errors import (
     ProducerFencedError,
 )
 from logstore.extending import encoded_batch
+from logstore.finished_batches import append_finished
 from logstore.given_records import (
     GivenRecords,
     Headers,
@@ -41,14 +42,13 @@ from logstore.given_records import (
     header_pairs,
     milliseconds_of,
 )
+from logstore.pending_records import PendingRecords
 from logstore.positions import Offsets
 from logstore.record import increment_sequence
 from logstore.records_builder import (
-    BATCH_OVERHEAD,
     RECORD_OVERHEAD_MAX,
     TRANSACTIONAL_FLAG,
     RecordFields,
-    number_batch,
 )
 from logstore.topic_names import check_not_internal
 from logstore.transaction_coordinator import (
@@ -59,6 +59,7 @@ from logstore.transaction_log import TransactionState
 
 if TYPE_CHECKING:
     from logstore.log import Log
+    from logstore.producer_state import VerificationGuard
 
 Outcome: TypeAlias = Literal["open", "committed", "aborted", "fenced", "in doubt"]
 Place: TypeAlias = str | tuple[str, int]
@@ -105,7 +106,7 @@ class Transaction:
         self._position_records = position_records
         self._lock = threading.RLock()
         self._outcome: Outcome = "open"
-        self._pending: dict[TopicPartition, _Pending] = {}
+        self._pending: dict[TopicPartition, PendingRecords] = {}
         self._added: set[TopicPartition] = set()
         # With the topic's id: a topic that was made anew knows of no record of this producer.
         self._sequences: dict[tuple[TopicPartition, str | None], int] = {}
@@ -222,21 +223,23 @@ class Transaction:
         for partition in spread.grouped.partitions():
             self._add_many(TopicPartition(topic, partition), spread.part(partition).taken())
 
-    def append_batch(self, place: tuple[str, int], batch: bytearray | memoryview) -> None:
+    def append_batches(self, place: tuple[str, int], batches: bytearray | memoryview) -> None:
         """
-        Append a finished batch, which becomes this transaction's; its records stay as they are.
+        Append finished batches, which become this transaction's; their records stay as they are.
 
         Args:
             place: A topic and a partition.
-            batch: One batch of format 2 that no producer has numbered, and nothing behind it. Its
-                header is changed where it is; afterwards the buffer is the caller's again.
+            batches: Batches of format 2 that no producer has numbered, and nothing behind them.
+                Their headers are changed in place; afterwards the buffer is the caller's again.
 
         Raises:
             InvalidTxnStateError, InvalidTopicError, ProducerFencedError, StorageError: As in
                 :meth:`append`.
-            CorruptRecordError: The batch is damaged.
-            InvalidRecordError: It is a producer's already, or the topic refuses its records.
-            RecordTooLargeError: It is larger than the topic's max.message.bytes.
+            CorruptRecordError: A batch is damaged.
+            InvalidRecordError: One is a producer's already, or the topic refuses its records.
+            RecordTooLargeError: One is larger than the topic's max.message.bytes.
+
+        After an error, batches before the one in question may be there: abort.
         """
         with self._lock:
             self._check_open()
@@ -248,13 +251,18 @@ class Transaction:
             with self._ended_by_others(found):
                 self._note_places([found])
                 log = self._store[found]
-                count = number_batch(
-                    batch,
+                key = (found, log.topic_id)
+                sequence = self._sequences.get(key, 0)
+                self._sequences[key] = append_finished(
+                    log,
+                    view_of(batches),
                     producer_id=self._producer.producer_id,
                     producer_epoch=self._producer.producer_epoch,
-                    base_sequence=self._sequences.get((found, log.topic_id), 0),
+                    base_sequence=sequence,
+                    leader_epoch=log.leader_epoch,
+                    verification_guard=self._guard(log, sequence),
                 )
-                self._append_batch(found, log, batch, count)
+                self._start_flush(found, log, len(batches))
 
     def note_partitions(self, places: Iterable[tuple[str, int]]) -> None:
         """
@@ -334,10 +342,10 @@ class Transaction:
         if pending.size_bytes >= pending.bytes_max:
             self._write([place], last_waits=True)
 
-    def _pending_of(self, place: TopicPartition) -> _Pending:
+    def _pending_of(self, place: TopicPartition) -> PendingRecords:
         pending = self._pending.get(place)
         if pending is None:
-            pending = self._pending[place] = _Pending(self._store[place])
+            pending = self._pending[place] = PendingRecords(self._store[place])
         return pending
 
     def flush(self) -> None:
@@ -384,7 +392,7 @@ class Transaction:
             self._coordinator.add_partitions(self._transactional_id, self._producer, new)
             self._added.update(new)
 
-    def _append(self, place: TopicPartition, pending: _Pending, *, last_waits: bool) -> None:
+    def _append(self, place: TopicPartition, pending: PendingRecords, *, last_waits: bool) -> None:
         """Write what waits for a partition, perhaps but for the last batch, which may grow."""
         if pending.log.is_closed:  # The topic was deleted; another one of this name is a new log.
             pending.log = self._store[place]
@@ -416,17 +424,25 @@ class Transaction:
     def _append_batch(self, place: TopicPartition, log: Log, batch: Buffer, count: int) -> None:
         key = (place, log.topic_id)
         sequence = self._sequences.get(key, 0)
-        guard = None
-        if sequence == 0:
-            guard = log.maybe_start_transaction_verification(
-                self._producer.producer_id,
-                0,
-                self._producer.producer_epoch,
-                supports_epoch_bump=True,
-            )
+        guard = self._guard(log, sequence)
         log.append_batches(batch, leader_epoch=log.leader_epoch, verification_guard=guard)
         self._sequences[key] = increment_sequence(sequence, count)
-        unflushed = self._unflushed.get(place, 0) + len(batch)
+        self._start_flush(place, log, len(batch))
+
+    def _guard(self, log: Log, sequence: int) -> VerificationGuard | None:
+        """Return what the first append to a partition must present."""
+        if sequence != 0:
+            return None
+        return log.maybe_start_transaction_verification(
+            self._producer.producer_id,
+            0,
+            self._producer.producer_epoch,
+            supports_epoch_bump=True,
+        )
+
+    def _start_flush(self, place: TopicPartition, log: Log, size_bytes: int) -> None:
+        """Let the device begin with what was written, if that is much by now."""
+        unflushed = self._unflushed.get(place, 0) + size_bytes
         if unflushed >= START_FLUSH_BYTES:
             log.start_flush()
             unflushed = 0
@@ -539,59 +555,5 @@ PositionRecords: TypeAlias = Callable[
 ]
 
 
-class _Pending:
-    """Records that wait for their partition's batch."""
-
-    __slots__ = ("_headers", "_keys", "_timestamps", "bytes_max", "log", "size_bytes", "values")
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.bytes_max = log.config.batch_bytes_max
-        self.values: list[Buffer | None] = []
-        self._keys: list[Buffer | None] = []
-        self._timestamps: list[int] = []
-        self._headers: list[Sequence[tuple[str, bytes | None]]] = []
-        self.size_bytes = BATCH_OVERHEAD
-
-    def add(self, row: RecordFields, size_bytes: int) -> None:
-        """Add a record."""
-        _, timestamp, key, value, headers = row
-        self.values.append(value)
-        self._keys.append(key)
-        self._timestamps.append(timestamp)
-        self._headers.append(headers)
-        self.size_bytes += size_bytes
-
-    def extend(self, given: GivenRecords, now_ms: int) -> None:
-        """Add many; what could change until they are written is copied."""
-        count = len(given)
-        keys = [None] * count if given.keys is None else given.keys
-        times = [now_ms] * count if given.timestamps is None else given.timestamps
-        self.values.extend(_fixed(given.values))
-        self._keys.extend(_fixed(keys))
-        self._timestamps.extend(times)
-        self._headers.extend([()] * count if given.headers is None else given.headers)
-        self.size_bytes += RECORD_OVERHEAD_MAX * count
-        self.size_bytes += int(measure_list(given.values).sum() + measure_list(keys).sum())
-
-    def given(self) -> GivenRecords:
-        """Return all of them."""
-        headers = self._headers if any(self._headers) else None
-        return GivenRecords(self.values, self._keys, self._timestamps, headers)
-
-    def drop(self, count: int, size_bytes: int) -> None:
-        """Forget the first ones, which are written; the others are a batch of ``size_bytes``."""
-        for column in (self.values, self._keys, self._timestamps, self._headers):
-            del column[:count]
-        self.size_bytes = max(size_bytes, BATCH_OVERHEAD)
-
-
 def _topic_of(place: Place) -> str:
     return place if isinstance(place, str) else TopicPartition.of(place).topic
-
-
-def _fixed(items: Sequence[Buffer | None]) -> Sequence[Buffer | None]:
-    """Return buffers as bytes, without a copy of those that are."""
-    if set(map(type, items)) <= {bytes, type(None)}:
-        return items
-    return [None if item is None else bytes(item) for item in items]

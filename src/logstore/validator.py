@@ -192,30 +192,31 @@ class LogValidator:
         Everything here is decided again, with its reasons and errors, by :meth:`_validate_v2`.
         """
         row, check = found.row, found.check
-        record_count = row.record_count
-        if (
-            check is None
-            or not check.sequential
-            or record_count <= 0
-            or record_count != check.last_offset_delta + 1
-            or record_count != row.last_offset - row.base_offset + 1
-            or row.attributes & ~(TRANSACTIONAL_FLAG | DELETE_HORIZON_FLAG)
-            or self.target_compression is not CompressionType.NONE
-            or (row.producer_id >= 0 and row.base_sequence < 0)
-            or (self.compacted and check.null_keys)
-        ):
+        if check is None or not self.keeps_records(row, check):
             return None
-        max_timestamp = check.max_timestamp
-        attributes = row.attributes
         if self.timestamp_type is TimestampType.LOG_APPEND_TIME:
-            max_timestamp = self.now_ms
-            attributes |= LOG_APPEND_TIME_FLAG
-        elif (
-            check.min_timestamp < self.now_ms - self.timestamp_before_max_ms
-            or max_timestamp > self.now_ms + self.timestamp_after_max_ms
-        ):
-            return None
-        return self._renumbered(row, data, next_offset, max_timestamp, attributes)
+            attributes = row.attributes | LOG_APPEND_TIME_FLAG
+            return self._renumbered(row, data, next_offset, self.now_ms, attributes)
+        return self._renumbered(row, data, next_offset, check.max_timestamp, row.attributes)
+
+    def keeps_records(self, row: BatchRow, check: RecordCheck) -> bool:
+        """Whether a batch that is whole is in order, and needs only offsets, epoch and times."""
+        return (
+            check.sequential
+            and 0 < row.record_count == check.last_offset_delta + 1
+            and row.record_count == row.last_offset - row.base_offset + 1
+            and not row.attributes & ~(TRANSACTIONAL_FLAG | DELETE_HORIZON_FLAG)
+            and self.target_compression is CompressionType.NONE
+            and not (row.producer_id >= 0 and row.base_sequence < 0)
+            and not (self.compacted and check.null_keys)
+            and (
+                self.timestamp_type is TimestampType.LOG_APPEND_TIME
+                or (
+                    check.min_timestamp >= self.now_ms - self.timestamp_before_max_ms
+                    and check.max_timestamp <= self.now_ms + self.timestamp_after_max_ms
+                )
+            )
+        )
 
     # ---- batches ---------------------------------------------------------------------------------
 

@@ -236,57 +236,6 @@ def test_scan_checked_goes_on():
     assert (END, 1) == (rest.scan.stop, len(rest.checks))
 
 
-def test_assign_batches():
-    """Offsets and epoch are written in place; a right max timestamp keeps the CRC."""
-    data = bytearray(batch_of(0) + batch_of(0, 3))
-    checked = _native.scan_checked(data)
-    batches = checked.scan.batches
-    next_offset = _native.assign_batches(
-        data, batches, checked.checks, next_offset=100, leader_epoch=7
-    )
-    expected = batch_of(100, leader_epoch=7) + batch_of(102, 3, leader_epoch=7)
-    assert (105, expected) == (next_offset, bytes(data))
-    again = _native.scan_batches(data).batches
-    again["crc_ok"] = 1
-    assert again.tolist() == batches.tolist()
-
-
-def test_assign_corrects_the_max_timestamp():
-    """A producer's wrong max timestamp and its LogAppendTime flag are replaced."""
-    data = bytearray(batch_of(0, max_timestamp=5, attributes=8))
-    checked = _native.scan_checked(data)
-    _native.assign_batches(
-        data, checked.scan.batches, checked.checks, next_offset=0, leader_epoch=0
-    )
-    assert batch_of(0) == bytes(data)
-
-
-def test_assign_stamps_log_append_time():
-    """LogAppendTime replaces max timestamp and type."""
-    data = bytearray(batch_of(0))
-    checked = _native.scan_checked(data)
-    _native.assign_batches(
-        data,
-        checked.scan.batches,
-        None,
-        next_offset=0,
-        leader_epoch=0,
-        log_append_time=9999,
-    )
-    assert batch_of(0, max_timestamp=9999, attributes=8) == bytes(data)
-
-
-def test_assign_trusts_no_header():
-    """A header array that does not belong to the bytes is refused."""
-    data = bytearray(LOG)
-    batches = _native.scan_batches(data).batches
-    for field, number in (("position", len(LOG)), ("position", -1), ("size_bytes", 10**9)):
-        wrong = batches.copy()
-        wrong[3][field] = number
-        with pytest.raises(CorruptRecordError):
-            _native.assign_batches(data, wrong, None, next_offset=0, leader_epoch=0)
-
-
 def test_find_batch():
     """The first batch that ends at or after an offset, gaps included."""
     positions = [_native.find_batch(GUARDED(LOG), offset) for offset in range(-1, 16)]

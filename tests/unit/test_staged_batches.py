@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import numpy as np
@@ -9,17 +10,15 @@ import pytest
 
 import logstore
 from logstore import staged_batches
-from logstore._native import Columns
+from logstore._native import SCAN_STOP_END, Columns, scan_batches
 from logstore.checkpoint import TopicPartition
 from logstore.errors import (
     CorruptRecordError,
-    InvalidRecordError,
     RecordTooLargeError,
     StagedBatchesError,
     StorageError,
 )
 from logstore.record import RecordBatch
-from logstore.records_builder import encode_batch, number_batch
 from logstore.staged_batches import (
     StagedBatchWriter,
     StagedFile,
@@ -54,7 +53,7 @@ def test_round_trip(path):
     assert TopicPartition("u", 2) == file.batches[1].place
     found = []
     for each in file.batches:
-        batch = RecordBatch(bytes(file.read(each)))
+        batch = RecordBatch(bytes(file.read([each])))
         batch.ensure_valid()
         assert (0, -1) == (batch.base_offset, batch.producer_id)
         found += [record.value for record in batch.records()]
@@ -75,7 +74,7 @@ def test_many_partitions(path, monkeypatch):
     found = {}
     with StagedFile(path) as file:
         for each in file.batches:
-            records = RecordBatch(bytes(file.read(each))).records()
+            records = RecordBatch(bytes(file.read([each]))).records()
             found.setdefault(each.partition, []).extend(record.value for record in records)
     assert {n: [b"%d-%d" % (n, at) for at in range(50)] for n in range(20)} == found
 
@@ -139,25 +138,44 @@ def test_loader_ignores_them(tmp_path):
             assert (["t"], []) == (list(store), list(store.errors))
 
 
-def test_number_batch():
-    """The records stay, the CRC is right; what is damaged or somebody's is refused."""
-    batch = encode_batch([(None, 5, b"k", b"v", ())], base_offset=0)
-    data = bytearray(batch)
-    assert 1 == number_batch(data, producer_id=7, producer_epoch=2, base_sequence=9)
-    found = RecordBatch(bytes(data))
-    found.ensure_valid()
-    assert (7, 2, 9, True) == (
-        found.producer_id,
-        found.producer_epoch,
-        found.base_sequence,
-        found.is_transactional,
-    )
-    assert [b"v"] == [record.value for record in found.records()]
-    numbers = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
-    with pytest.raises(InvalidRecordError, match="is producer 7's"):
-        number_batch(data, **numbers)
-    for wrong in (batch[:-1], batch + b"x", batch[:20], batch[:-2] + b"\0\0"):
-        before = bytearray(wrong)
-        with pytest.raises(CorruptRecordError):
-            number_batch(before, **numbers)
-        assert wrong == before
+def test_any_byte_that_is_wrong(path):
+    """Of headers or records it is found with what is read, of index or trailer before."""
+    with StagedBatchWriter(path) as writer:
+        writer.add(PLACE, columns([b"1", b"2" * 10]))
+        writer.add(TopicPartition("u", 0), columns([b"3"]))
+    with open(path, "rb") as file:
+        whole = file.read()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        with open(path, "wb") as file:
+            file.write(damaged)
+        with pytest.raises((StagedBatchesError, CorruptRecordError)):
+            read_all(path)
+
+
+def read_all(path):
+    """Read what is in a staged file as whoever appends it."""
+    with StagedFile(path) as file:
+        for batches in file.stretches():
+            if scan_batches(file.read(batches)).stop != SCAN_STOP_END:
+                raise CorruptRecordError("a CRC is wrong")
+
+
+def test_stretches(path, monkeypatch):
+    """Batches of one partition, in order, as many as are read at once; a large one is alone."""
+    with StagedBatchWriter(path) as writer:
+        for at in range(6):
+            writer.add(PLACE, columns([b"%d" % at * 100]), batch_bytes=100)
+            writer.add(TopicPartition("u", 0), columns([b"x" * 1000]), batch_bytes=100)
+    monkeypatch.setattr(staged_batches, "STRETCH_BYTES", 500)
+    with StagedFile(path) as file:
+        found = list(file.stretches())
+        assert [2, 2, 2] + [1] * 6 == [len(batches) for batches in found]
+        assert [each for each in file.batches if each.place == PLACE] == list(
+            itertools.chain(*found[:3])
+        )
+        for batches in found:
+            data = file.read(batches)
+            sizes = scan_batches(data).batches["size_bytes"].tolist()
+            assert [batch.size_bytes for batch in batches] == sizes

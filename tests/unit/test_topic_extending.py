@@ -361,7 +361,7 @@ class TestInATransaction:
         with store.transaction("t") as transaction:
             for value in (b"old", b"new"):
                 batch = encode_batch([(None, NOW, None, value, ())])
-                transaction.append_batch(("orders", 0), bytearray(batch))
+                transaction.append_batches(("orders", 0), bytearray(batch))
                 if value == b"old":
                     store.delete_topic("orders")
                     topic = store.create_topic("orders")

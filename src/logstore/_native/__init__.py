@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from logstore._native._core import ffi, lib
+from logstore._native.assigning import assign_batches, number_batches
 from logstore._native.cleaning import (
     CLEAN_END,
     CLEAN_FULL,
@@ -81,7 +82,6 @@ from logstore._native.kernels import (
     ScannedBatch,
     ScanResult,
     address_of,
-    assign_batches,
     check_records,
     crc32c,
     crc32c_with,
@@ -249,6 +249,7 @@ __all__ = [
     "measure_list",
     "murmur2",
     "new_gather",
+    "number_batches",
     "offset_index_check",
     "offset_index_lookup",
     "offset_index_upper_bound",

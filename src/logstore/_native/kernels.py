@@ -277,19 +277,7 @@ def scan_one(data: Buffer, *, records: bool) -> ScannedBatch | None:
         lib.ls_scan_batches(data_address, len(view), 0, 0, lib.LS_SCAN_CRC, header_address, 1, scan)
     if scan.batch_count != 1 or scan.valid_bytes != len(view):
         return None
-    check = None
-    if records:
-        highest, lowest, outside, null_keys, last_delta, flags = _CHECK_ROW.unpack_from(rest)
-        if not flags & CHECK_SKIPPED:
-            check = RecordCheck(
-                highest,
-                lowest,
-                outside,
-                null_keys,
-                last_delta,
-                bool(flags & CHECK_SEQUENTIAL),
-                bool(flags & CHECK_INCREASING),
-            )
+    check = _record_check(_CHECK_ROW.unpack_from(rest)) if records else None
     return ScannedBatch(header, BatchRow._make(BATCH_ROW.unpack(header)), check)
 
 
@@ -298,6 +286,12 @@ class CheckedScan(NamedTuple):
 
     scan: ScanResult
     checks: npt.NDArray[Any]
+
+    def rows(self) -> list[tuple[BatchRow, RecordCheck | None]]:
+        """Return batches and checks as :class:`ScannedBatch` has them."""
+        batches = map(BatchRow._make, self.scan.batches.tolist())
+        checks = (_record_check(each) for each in self.checks.tolist())
+        return list(zip(batches, checks, strict=True))
 
 
 def scan_checked(
@@ -336,47 +330,6 @@ def scan_checked(
     )
     result = ScanResult(scan.valid_bytes, scan.next_offset, scan.stop, batches[:count])
     return CheckedScan(result, checks[:count])
-
-
-def assign_batches(
-    data: bytearray | memoryview | npt.NDArray[Any],
-    batches: npt.NDArray[Any],
-    checks: npt.NDArray[Any] | None,
-    *,
-    next_offset: int,
-    leader_epoch: int,
-    log_append_time: int = -1,
-) -> int:
-    """
-    Assign offsets and epoch to batches in place and return the next offset.
-
-    Max timestamp and type are rewritten, with a new CRC, where they differ: to ``log_append_time``
-    if that is >= 0, else to what ``checks`` found (None: left alone) as CreateTime. ``batches``,
-    whose positions are relative to ``data``, is updated too.
-
-    Source: Kafka ``LogValidator.assignOffsetsNonCompressed``; spec 5.4, path 1.
-    """
-    assert batches.dtype == BATCH_DTYPE
-    assert batches.flags.c_contiguous
-    assert checks is None or (checks.dtype == CHECK_DTYPE and len(checks) == len(batches))
-    assert checks is None or checks.flags.c_contiguous
-    view = ffi.from_buffer(data, require_writable=True)
-    result = lib.ls_assign_batches(
-        ffi.cast("uintptr_t", view),
-        len(view),
-        address_of(batches),
-        0 if checks is None else address_of(checks),
-        len(batches),
-        next_offset,
-        leader_epoch,
-        log_append_time,
-    )
-    if result < 0:
-        message = (
-            "a batch lies outside its bytes or has a negative last offset delta; scan it again"
-        )
-        raise CorruptRecordError(message)
-    return int(result)
 
 
 def find_batch(data: Buffer, offset: int) -> int | None:
@@ -418,6 +371,16 @@ class RecordCheck(NamedTuple):
     last_offset_delta: int
     sequential: bool
     increasing: bool
+
+
+def _record_check(row: tuple[int, ...]) -> RecordCheck | None:
+    """Return a native ``ls_record_check`` as what it says, None if the batch is compressed."""
+    *found, flags = row
+    if flags & CHECK_SKIPPED:
+        return None
+    return RecordCheck._make(
+        (*found, bool(flags & CHECK_SEQUENTIAL), bool(flags & CHECK_INCREASING))
+    )
 
 
 def check_records(

@@ -551,22 +551,37 @@ int64_t ls_check_records(uintptr_t section, int64_t size, int32_t record_count,
                          int64_t highest_timestamp, struct ls_record_check *check);
 
 /*
- * Assign offsets to `count` scanned batches in place (spec 5.4, path 1): base offset from
- * next_offset on, leader epoch, and max timestamp and type, with a new CRC only if one of the two
- * changed. log_append_time >= 0 stamps it; otherwise CreateTime, with checks[i].max_timestamp
- * (the header's own if the check was skipped). Updates `batches` too. batches[i].position is
- * relative to `bytes`. Returns the next offset, or LS_E_CORRUPT if a batch is not inside `size`.
+ * Position of the first entry whose last offset >= offset, walking headers only (magic 0 and 1
+ * too); -1: none that is complete up to its header before `size`; LS_E_CORRUPT: a length or magic
+ * is wrong.
+ */
+int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset);
+
+/* ---- kernels: headers of scanned batches (ls_assign.c) --------------------------------------- */
+/*
+ * Both change `count` batches of format 2 in place, and `batches` with them, which says where they
+ * are: batches[i].position is relative to `bytes`. Their CRCs have to be right: the new ones come
+ * from them and from what changes in the headers, without a pass over the records, so that bytes
+ * that are damaged meanwhile stay so for who verifies them. LS_E_CORRUPT: a batch is not inside
+ * `size`, or is not of format 2; those before it are changed.
+ */
+
+/*
+ * Assign offsets (spec 5.4, path 1): base offset from next_offset on, leader epoch, and max
+ * timestamp and type. log_append_time >= 0 stamps it; otherwise CreateTime, with
+ * checks[i].max_timestamp (the header's own if the check was skipped, or checks is 0). Returns the
+ * next offset.
  */
 int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks,
                           int64_t count, int64_t next_offset, int32_t leader_epoch,
                           int64_t log_append_time);
 
 /*
- * Position of the first entry whose last offset >= offset, walking headers only (magic 0 and 1
- * too); -1: none that is complete up to its header before `size`; LS_E_CORRUPT: a length or magic
- * is wrong.
+ * Make batches one producer's, in its transaction: id, epoch, sequence numbers from base_sequence
+ * on, of which 2^31 - 1 is followed by 0. Returns the next one.
  */
-int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset);
+int64_t ls_number_batches(uintptr_t bytes, int64_t size, uintptr_t batches, int64_t count,
+                          int64_t producer_id, int16_t producer_epoch, int32_t base_sequence);
 
 /* ---- kernels: index (ls_index.c) ------------------------------------------------------------ */
 /* What LogSegment.append keeps from batch to batch (spec 4.2, 4.7). */

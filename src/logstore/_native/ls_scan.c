@@ -1,7 +1,7 @@
 /*
  * ls_scan.c: walk the entries of a segment: where does the valid prefix end, where is an offset.
- * Contract: logstore.h. Source: Kafka LogSegment.recover, DefaultRecordBatch.ensureValid,
- * LogValidator.assignOffsetsNonCompressed; spec 1.1 to 1.3, 5.4.
+ * Contract: logstore.h. Source: Kafka LogSegment.recover, DefaultRecordBatch.ensureValid; spec 1.1 to
+ * 1.3.
  */
 #include "ls_check.h"
 #include "ls_internal.h"
@@ -208,48 +208,4 @@ int64_t ls_find_batch(uintptr_t bytes, int64_t size, int64_t offset) {
         position += LS_LOG_OVERHEAD + length;
     }
     return -1;
-}
-
-int64_t ls_assign_batches(uintptr_t bytes, int64_t size, uintptr_t batches, uintptr_t checks,
-                          int64_t count, int64_t next_offset, int32_t leader_epoch,
-                          int64_t log_append_time) {
-    assert(count >= 0);
-    assert(next_offset >= 0);
-
-    struct ls_batch *batch = (struct ls_batch *)batches;
-    const struct ls_record_check *check = (const struct ls_record_check *)checks;
-    for (int64_t index = 0; index < count; ++index, ++batch, ++check) {
-        bool inside = batch->position >= 0 && batch->size_bytes >= LS_BATCH_OVERHEAD &&
-                      batch->size_bytes <= size && batch->position <= size - batch->size_bytes;
-        if (!inside || batch->magic != 2) return LS_E_CORRUPT;
-
-        uint8_t *at = (uint8_t *)bytes + batch->position;
-        int64_t last_delta = (int32_t)ls_load_be32(at + LS_LAST_OFFSET_DELTA_AT);
-        if (last_delta < 0 || next_offset >= INT64_MAX - last_delta) return LS_E_CORRUPT;
-
-        int16_t attributes = (int16_t)(batch->attributes & ~LS_LOG_APPEND_TIME_BIT);
-        int64_t max_timestamp = batch->max_timestamp;
-        if (log_append_time >= 0) {
-            attributes = (int16_t)(attributes | LS_LOG_APPEND_TIME_BIT);
-            max_timestamp = log_append_time;
-        } else if (checks != 0 && !(check->flags & LS_CHECK_SKIPPED)) {
-            max_timestamp = check->max_timestamp;
-        }
-        ls_store_be64(at + LS_BASE_OFFSET_AT, (uint64_t)next_offset);
-        ls_store_be32(at + LS_LEADER_EPOCH_AT, (uint32_t)leader_epoch);
-        if (attributes != batch->attributes || max_timestamp != batch->max_timestamp) {
-            ls_store_be16(at + LS_ATTRIBUTES_AT, (uint16_t)attributes);
-            ls_store_be64(at + LS_MAX_TIMESTAMP_AT, (uint64_t)max_timestamp);
-            batch->crc = ls_crc32c(0, (uintptr_t)(at + LS_ATTRIBUTES_AT),
-                                   batch->size_bytes - LS_ATTRIBUTES_AT);
-            ls_store_be32(at + LS_CRC_AT, batch->crc);
-        }
-        batch->base_offset = next_offset;
-        batch->last_offset = next_offset + last_delta;
-        batch->leader_epoch = leader_epoch;
-        batch->attributes = attributes;
-        batch->max_timestamp = max_timestamp;
-        next_offset += last_delta + 1;
-    }
-    return next_offset;
 }
