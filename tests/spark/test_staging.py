@@ -53,7 +53,7 @@ def records_of(path):
     file = StagedFile(path)
     found = {}
     for each in file.batches:
-        batch = RecordBatch(bytes(file.read(each)))
+        batch = RecordBatch(bytes(file.read([each])))
         batch.ensure_valid()
         found.setdefault(each.place, []).extend(batch.records())
     file.close()
