@@ -76,7 +76,8 @@ class Transaction:
 
     **Durability**: on return of :meth:`commit` everything survives a power loss.
 
-    **Thread rule**: any thread may call anything; calls wait for each other.
+    **Thread rule**: any thread may call anything. Calls wait for each other, but for
+    :meth:`append_batches` to different partitions.
 
     Args:
         store: Where the partitions are.
@@ -111,6 +112,9 @@ class Transaction:
         # With the topic's id: a topic that was made anew knows of no record of this producer.
         self._sequences: dict[tuple[TopicPartition, str | None], int] = {}
         self._unflushed: dict[TopicPartition, int] = {}
+        # Where finished batches are appended just now, each by one thread without the lock.
+        self._busy: set[TopicPartition] = set()
+        self._idle = threading.Condition(self._lock)
         self._producer = coordinator.begin(transactional_id, timeout_ms)
 
     @property
@@ -241,28 +245,37 @@ class Transaction:
 
         After an error, batches before the one in question may be there: abort.
         """
+        found = TopicPartition(*place)
         with self._lock:
-            self._check_open()
             check_not_internal(_topic_of(place))
-            found = TopicPartition(*place)
+            self._idle.wait_for(lambda: found not in self._busy)
+            self._check_open()
             pending = self._pending.get(found)
             if pending is not None and pending.values:
                 self._write([found])  # What came before stays before it.
             with self._ended_by_others(found):
                 self._note_places([found])
                 log = self._store[found]
-                key = (found, log.topic_id)
-                sequence = self._sequences.get(key, 0)
-                self._sequences[key] = append_finished(
+                sequence = self._sequences.get((found, log.topic_id), 0)
+                guard = self._guard(log, sequence)
+            self._busy.add(found)
+        try:
+            with self._ended_by_others(found):
+                sequence = append_finished(
                     log,
                     view_of(batches),
                     producer_id=self._producer.producer_id,
                     producer_epoch=self._producer.producer_epoch,
                     base_sequence=sequence,
                     leader_epoch=log.leader_epoch,
-                    verification_guard=self._guard(log, sequence),
+                    verification_guard=guard,
                 )
                 self._start_flush(found, log, len(batches))
+        finally:
+            with self._lock:
+                self._sequences[found, log.topic_id] = sequence
+                self._busy.discard(found)
+                self._idle.notify_all()
 
     def note_partitions(self, places: Iterable[tuple[str, int]]) -> None:
         """
@@ -361,12 +374,17 @@ class Transaction:
             self._write([place for place, pending in self._pending.items() if pending.values])
 
     def _write(self, places: list[TopicPartition], *, last_waits: bool = False) -> None:
+        self._wait_for_appends()
         if places:
             with self._ended_by_others(places[0]):
                 self._note_places(places)
         for place in places:
             with self._ended_by_others(place):
                 self._append(place, self._pending[place], last_waits=last_waits)
+
+    def _wait_for_appends(self) -> None:
+        """Wait for those without the lock, which is given away meanwhile."""
+        self._idle.wait_for(lambda: not self._busy)
 
     @contextlib.contextmanager
     def _ended_by_others(self, place: TopicPartition) -> Iterator[None]:
@@ -460,6 +478,7 @@ class Transaction:
             StorageError: A disk has failed; :attr:`outcome` says what became of it.
         """
         with self._lock:
+            self._wait_for_appends()
             if self._outcome == "committed":
                 return
             self.flush()
@@ -474,6 +493,7 @@ class Transaction:
             StorageError: A disk has failed; the coordinator aborts it later.
         """
         with self._lock:
+            self._wait_for_appends()
             if self._outcome in ("aborted", "fenced"):
                 return
             self._check_open()

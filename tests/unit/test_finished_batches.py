@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -196,3 +198,44 @@ def test_a_large_batch(store):
     with store.transaction("t") as transaction:
         transaction.append_batches(("plain", 0), bytearray(batch(value)))
     assert [value] == list(log.read_values())
+
+
+def test_from_several_threads(store):
+    """Each to a partition of its own: in order there, and all of one transaction."""
+    topic = store.create_topic("plain", partitions=4)
+    expected = [b"%d" % at for at in range(40)]
+    with store.transaction("t") as transaction:
+        transaction.append(("plain", 2), b"first")
+
+        def append(partition):
+            for value in expected:
+                transaction.append_batches(("plain", partition), bytearray(batch(value)))
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(append, range(4)))
+    for partition in range(4):
+        first = [b"first"] if partition == 2 else []
+        assert [*first, *expected] == list(topic[partition].read_values())
+
+
+def test_whoever_ends_it_waits(store):
+    """So does who comes with more for the same partition; others do not."""
+    store.create_topic("plain", partitions=2)
+    log = store["plain", 0]
+    with ThreadPoolExecutor(3) as threads, store.transaction("t") as transaction:
+        transaction.append_batches(("plain", 0), bytearray(batch(b"1")))
+        with log.changing():
+            slow = threads.submit(transaction.append_batches, ("plain", 0), bytearray(batch(b"2")))
+            while not transaction._busy:
+                time.sleep(0.001)
+            next_one = threads.submit(transaction.append, ("plain", 0), b"3")
+            transaction.append_batches(("plain", 1), bytearray(batch(b"other")))
+            next_one.result(10)  # It is kept until the end.
+            end = threads.submit(transaction.commit)
+            time.sleep(0.02)
+            assert [False, False] == [each.done() for each in (slow, end)]
+            assert "open" == transaction.outcome
+        slow.result(10)
+        end.result(10)
+        assert "committed" == transaction.outcome
+    assert [b"1", b"2", b"3"] == list(log.read_values())

@@ -54,7 +54,9 @@ static int64_t write_copied(ls_writer *writer, const uint8_t *head, int64_t head
 
 /*
  * Write the caller's bytes, `head` in place of the first of them: in one call, or if they are many
- * in pieces that end on piece boundaries of the file.
+ * in pieces. These begin where the file ends: at piece boundaries of it the kernel takes memory in
+ * blocks of a piece, which on a machine that is a guest are often not there yet, and cost 5 times
+ * as much (decision 0087).
  */
 static int64_t write_ready(ls_writer *writer, const uint8_t *head, int64_t head_size,
                            const uint8_t *bytes, int64_t size) {
@@ -63,10 +65,8 @@ static int64_t write_ready(ls_writer *writer, const uint8_t *head, int64_t head_
     int64_t distance = (position - (int64_t)(uintptr_t)bytes) & (LS_PAGE - 1);
     bool is_slow = distance >= 1 && distance <= SLOW_DISTANCE_MAX && size > 2 * COPY_BYTES;
     if (is_slow && ls_writer_reserve(writer, LS_PIECE) < 0) is_slow = false;
-    bool is_one = size <= LS_PIECE && !is_slow;
     while (position < end) {
-        int64_t to_boundary = (position / LS_PIECE + 1) * LS_PIECE - position;
-        int64_t piece = is_one ? size : ls_min64(end - position, to_boundary);
+        int64_t piece = ls_min64(end - position, LS_PIECE);
         if (piece < head_size) piece = head_size; /* The first one takes the head, and is bytes. */
         int64_t to_come = end - position - piece;
         int64_t result;
