@@ -31,10 +31,10 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from logstore.checkpoint import TopicPartition
 from logstore.cleaner_config import CleanerConfig
@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from logstore.log import Log
     from logstore.records_builder import RecordFields
 
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
 PLACE: Final = TopicPartition(SINK_COMMITS_TOPIC, 0)
 
 # One for all sinks: a commit finishes what one before, of any sink, has left unfinished, and so
@@ -74,7 +77,7 @@ TRANSACTIONAL_ID: Final = "__logstore-sinks"
 # Jobs that have no number of their own get an id that is used once, and is forgotten after a day.
 JOB_PREFIX: Final = "job_"
 JOB_NOTE_MS: Final = 86_400_000
-# How many partitions are appended to at the same time.
+# How many partitions are appended to, or files deleted, at the same time.
 THREADS: Final = 2
 # A staged file that nobody has written to for so long has lost its owner.
 ORPHAN_MS: Final = 7 * 86_400_000
@@ -235,18 +238,21 @@ class SinkCommits:
 
         Two threads have half of the partitions each: what they do is mostly the core's.
         """
-        # On a test's files everything happens in order, and in the caller's thread.
-        thread_count = min(THREADS if self._store.files is REAL_FILES else 1, len(places))
-        shares = [frozenset(places[at::thread_count]) for at in range(thread_count)]
-        if thread_count == 1:
-            return self._append_share(transaction, staged, shares[0])
+        shares = [frozenset(places[at::THREADS]) for at in range(min(THREADS, len(places)))]
         counts: Counter[str] = Counter()
-        with ThreadPoolExecutor(thread_count, "logstore-sink-commit") as threads:
-            for found in threads.map(
-                lambda share: self._append_share(transaction, staged, share), shares
-            ):
-                counts.update(found)
+        for found in self._together(
+            lambda share: self._append_share(transaction, staged, share), shares
+        ):
+            counts.update(found)
         return dict(counts)
+
+    def _together(self, call: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
+        """Call for each item, some at the same time; all are tried, and the first error is told."""
+        # On a test's files everything happens in order, and in the caller's thread.
+        if len(items) < 2 or self._store.files is not REAL_FILES:
+            return [call(item) for item in items]
+        with ThreadPoolExecutor(THREADS, "logstore-sink-commit") as threads:
+            return list(threads.map(call, items))
 
     def _append_share(
         self, transaction: Transaction, staged: Sequence[str], places: AbstractSet[TopicPartition]
@@ -403,10 +409,11 @@ class SinkCommits:
 
     # -- leftovers ---------------------------------------------------------------------------------
 
-    def _sweep(self, sink_id: str, version: int, staged: Iterable[str]) -> None:
+    def _sweep(self, sink_id: str, version: int, staged: Sequence[str]) -> None:
         """Delete what was committed, what earlier attempts have left, and what nobody owns."""
         try:
-            delete_staged(staged, self._store.files)
+            # The kernel takes as long to give up a file's memory as to read it.
+            self._together(lambda path: delete_staged([path], self._store.files), staged)
             sweep_staged(
                 self._store.paths,
                 self._store.files,
