@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from logstore._native import Columns, encode_header_lists
+from logstore.large_memory import LARGE_BYTES, LargeMemory
 from logstore.records_builder import encode_headers
 
 
@@ -42,6 +43,15 @@ def test_like_one_by_one(width):
     data, offsets = encode_header_lists(columns(flat, width=width), ends)
     found = [bytes(data[start:stop]) for start, stop in itertools.pairwise(offsets)]
     assert found == [encode_headers(row) if row else b"" for row in rows]
+
+
+@pytest.mark.parametrize("size", [10, LARGE_BYTES])
+def test_into_memory_of_a_task(tmp_path, size):
+    """A sink's task has memory for what is large, and does not take it for what is not."""
+    row = [("h", bytes(size))]
+    data, offsets = encode_header_lists(columns(row), np.array([1]), LargeMemory(tmp_path))
+    assert encode_headers(row) == data
+    assert [0, len(data)] == offsets.tolist()
 
 
 def test_nothing():

@@ -372,9 +372,7 @@ def encode_header_lists(
     rows = len(row_ends)
     struct = headers.struct
     room = 5 * rows + 10 * headers.count + struct.keys_size + struct.values_size + ENCODING_SLACK
-    out = (
-        bytearray(room) if large_memory is None or room <= LARGE_BYTES else large_memory.take(room)
-    )
+    out = room_for(room, large_memory)
     offsets = np.empty(rows + 1, np.int64)
     ends = np.require(row_ends, np.int64, ["C", "A"])
     result = lib.ls_encode_headers(
@@ -383,7 +381,7 @@ def encode_header_lists(
     if result < 0:
         message = "offsets of headers descend or exceed their buffer; fix them"
         raise ValueError(message)
-    return memoryview(out)[:result], offsets
+    return out.data[:result], offsets
 
 
 def seal_batch(
