@@ -115,7 +115,7 @@ def test_refused(spark, path, tmp_path):
             save(rows, path, **options)
     with pytest.raises(Exception, match="Save mode overwrite not allowed"):
         rows.write.format("logstore").option("topic", "out").mode("overwrite").save(path)
-    with pytest.raises(Exception, match="LOGSTORE_LOG_NOT_FOUND"):
+    with pytest.raises(Exception, match=r"LOGSTORE_STORE_NOT_FOUND: .* createTopics=true"):
         save(rows, str(tmp_path / "nowhere"), topic="out")
     assert not (tmp_path / "nowhere").exists()
     assert ([], []) == (numbers(path), leftovers(path))

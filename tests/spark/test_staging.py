@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import socket
 
 import pytest
 
@@ -14,6 +15,7 @@ from logstore.errors import RecordTooLargeError
 from logstore.partitioner import partition_of_key
 from logstore.record import RecordBatch
 from logstore.spark.errors import SparkSourceError
+from logstore.spark.sink_options import parse_sink_options
 from logstore.spark.staging import RecordStager, TopicPlan
 from logstore.staged_batches import StagedBatchWriter, StagedFile, staged_path
 
@@ -216,6 +218,33 @@ def test_commit(tmp_path, stage):
         assert [(b"a", b"1", NOW)] == [
             (each.key, each.value, each.timestamp) for each in store["t", 0]
         ]
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "code"),
+    [("store", "STORE_MISMATCH"), ("empty", "STORE_MISMATCH"), (None, "STORE_NOT_FOUND")],
+)
+def test_a_host_that_sees_something_else(tmp_path, elsewhere, code):
+    """It writes nothing, and says which host it is."""
+    pytest.importorskip("pyspark", reason="needs the extra [spark-local]")
+    from pyspark.sql.types import StructType
+
+    from logstore.spark.sink import SinkPlan
+
+    path = tmp_path / "store"
+    with logstore.open_store(path) as store:
+        store.create_topic("t")
+    schema = StructType().add("value", "binary")
+    plan = SinkPlan.make(parse_sink_options({"path": str(path), "topic": "t"}), schema)
+    path.rename(tmp_path / "planned")
+    if elsewhere is not None:
+        path.mkdir()
+    if elsewhere == "store":
+        logstore.open_store(path).close()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SparkSourceError, match=f"LOGSTORE_{code}: on host {socket.gethostname()}"):
+        plan.stage(iter([]), 0, 0, plan.job_id, 0)
+    assert before == sorted(tmp_path.rglob("*"))
 
 
 def test_large_rows_keep_their_order(stage):

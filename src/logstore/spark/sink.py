@@ -13,6 +13,7 @@ Each of the three is a process of its own, and a task may be run several times.
 from __future__ import annotations
 
 import contextlib
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.datasource import WriterCommitMessage
 
 from logstore.clock import SYSTEM_CLOCK
-from logstore.errors import LogNotFoundError, LogStoreError
+from logstore.errors import InconsistentTopicIdError, LogNotFoundError, LogStoreError
 from logstore.sink_commits import JOB_PREFIX
 from logstore.spark.errors import SparkSourceError, named
 from logstore.spark.sink_columns import check_columns
@@ -92,6 +93,9 @@ class SinkPlan(NamedTuple):
             if options.topic is not None:
                 with _reader(options) as store:
                     _plan_of(store, options.topic, options.create_partitions)
+        except LogNotFoundError as error:
+            text = f"there is no store in {options.roots[0]}; check path, or set createTopics=true"
+            raise SparkSourceError("STORE_NOT_FOUND", text) from error
         except LogStoreError as error:
             raise named(error) from error
         return cls(options, store_id, JOB_PREFIX + uuid.uuid4().hex)
@@ -138,7 +142,7 @@ class SinkPlan(NamedTuple):
                 with contextlib.suppress(LogStoreError):  # The first error is the one to see.
                     stager.discard()
                 if isinstance(error, LogStoreError):
-                    raise named(error) from error
+                    raise _named(error) from error
                 raise
         settle()
         return StagedMessage(task, path, stager.record_count, sink_id, version)
@@ -167,7 +171,7 @@ class SinkPlan(NamedTuple):
                 timeout_seconds=options.writer_timeout_ms / 1000,
             )
         except LogStoreError as error:
-            raise named(error) from error
+            raise _named(error) from error
         settle()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -185,6 +189,17 @@ def staged_of(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMess
 def paths_of(staged: Iterable[StagedMessage]) -> list[str]:
     """Return the paths of staged files."""
     return [each.path for each in staged if each.path is not None]
+
+
+def _named(error: LogStoreError) -> SparkSourceError:
+    """Return an error as one line; what is not the planner's store has the codes of a reader."""
+    if isinstance(error, LogNotFoundError):
+        code = "STORE_NOT_FOUND"
+    elif isinstance(error, InconsistentTopicIdError):
+        code = "STORE_MISMATCH"
+    else:
+        return named(error)
+    return SparkSourceError(code, f"on host {socket.gethostname()}: {error}")
 
 
 def _make_store(options: SinkOptions) -> None:
