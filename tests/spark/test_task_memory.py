@@ -157,7 +157,7 @@ with open(sys.argv[1], "rb") as stream, large_reads_in_files(stream, memory):
         stager.add(batch)
 path = stager.finish()
 with StagedFile(path) as file:
-    sizes = sorted(each.size_bytes >> 20 for each in file.batches if file.read(each))
+    sizes = sorted(each.size_bytes >> 20 for each in file.batches if file.read([each]))
 resource.setrlimit(resource.RLIMIT_DATA, before)
 print(stager.record_count, *sizes[-5:])
 """
