@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
 import zipfile
 
 import pytest
 
 from logstore.cli import main
-from logstore.cli.pipeline import _cause, _driver_of
+from logstore.cli.pipeline import _cause, _driver_of, _run
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,18 @@ def test_what_is_refused_at_once(more, text, tmp_path, monkeypatch, capsys):
     assert 2 == main(["pipeline", *more, "--checkpoint", "state"])
     assert text in capsys.readouterr().err
     assert [] == list(tmp_path.iterdir())
+
+
+def test_interrupted(capsys):
+    """One line says what is next; py4j, which logs its own as the root, is not heard."""
+
+    def pipeline(_arguments):
+        logging.getLogger().handle(logging.makeLogRecord({"pathname": "/x/py4j/y.py", "msg": "z"}))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _run(argparse.Namespace(verbose=False, pipeline=pipeline))
+    assert "logstore: interrupted; the next run goes on from here\n" == capsys.readouterr().err
 
 
 def test_driver_of_a_jar(tmp_path):

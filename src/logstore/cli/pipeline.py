@@ -201,8 +201,10 @@ def _one_line_errors() -> Iterator[None]:
     """
     from logstore.spark.errors import SparkSourceError
 
+    # What is logged of an error that is raised as well; by py4j, of Ctrl-C, as the root.
     for name in ("py4j", "DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # Of errors that are raised, too.
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    logging.getLogger().addFilter(_is_not_of_py4j)
     try:
         yield
     except Exception as error:
@@ -214,6 +216,10 @@ def _one_line_errors() -> Iterator[None]:
         if text.startswith("LOGSTORE_"):
             raise ValueError(text) from error
         raise SparkSourceError("PIPELINE_FAILED", text) from error
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _cause(text: str) -> str:

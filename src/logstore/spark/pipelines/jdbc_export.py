@@ -51,7 +51,7 @@ def export_jdbc(
     Append what has come to a topic since the last run to a table.
 
     The columns are those of :func:`~logstore.spark.pipelines.export.export`, and ``_batch``. The
-    table is made if it is missing.
+    table is made if it is missing, in databases that Spark has a dialect of; SQLite is none.
 
     Args:
         spark: A session in which the format ``logstore`` is registered, with the database's driver
