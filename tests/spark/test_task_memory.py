@@ -20,7 +20,7 @@ from sampling import examples
 import logstore
 from logstore.errors import StorageError
 from logstore.large_memory import LargeMemory
-from logstore.spark.task_memory import large_batches_in_files, large_reads_in_files
+from logstore.spark.task_memory import INPUTS, large_batches_in_files, large_reads_in_files
 
 pa = pytest.importorskip("pyarrow")
 
@@ -40,8 +40,18 @@ def ipc_bytes(*batches):
     return out.getvalue()
 
 
+def from_daemon(near):
+    """Return the input of a worker that Spark's daemon made."""
+    return os.fdopen(os.dup(near.fileno()), "rb", 4096)
+
+
+def alone(near):
+    """Return the input of a worker that was started by itself."""
+    return near.makefile("rwb", 4096)
+
+
 @contextlib.contextmanager
-def sent(data, sizes):
+def sent(data, sizes, opened=from_daemon):
     """Give what reads from a socket, as a worker does, what comes in pieces of these sizes."""
     near, far = socket.socketpair()
 
@@ -55,7 +65,8 @@ def sent(data, sizes):
 
     sender = threading.Thread(target=send)
     sender.start()
-    with near, open(os.dup(near.fileno()), "rb", 4096) as stream:
+    with near, opened(near) as stream:
+        assert isinstance(stream, INPUTS)
         yield stream
         near.shutdown(socket.SHUT_RDWR)
     sender.join()
@@ -73,8 +84,9 @@ class TestReading:
         rows=st.lists(VALUES, min_size=1, max_size=4),
         sizes=st.lists(st.integers(1, 20_000), min_size=1, max_size=3),
         large_bytes=st.sampled_from([0, 1, 300, 5_000, 1 << 20]),
+        opened=st.sampled_from([from_daemon, alone]),
     )
-    def test_it_is_the_same(self, tmp_path_factory, rows, sizes, large_bytes):
+    def test_it_is_the_same(self, tmp_path_factory, rows, sizes, large_bytes, opened):
         """Whatever is large, and however it comes; and what follows is where it was."""
         batches = [
             pa.record_batch(
@@ -83,7 +95,7 @@ class TestReading:
             for each in rows
         ]
         memory = LargeMemory(tmp_path_factory.getbasetemp())
-        with sent(ipc_bytes(*batches) + b"and so on", sizes) as stream:
+        with sent(ipc_bytes(*batches) + b"and so on", sizes, opened) as stream:
             with large_reads_in_files(stream, memory, large_bytes):
                 assert batches == list(pa.ipc.open_stream(stream))
             assert b"and so on" == stream.read(9)

@@ -108,6 +108,9 @@ class SinkPlan(NamedTuple):
         """
         Write the rows of a task to its staged file.
 
+        **Cost**: memory of 30 MiB beside Spark's record batches; what is above 16 MiB, also of
+        those, is in files in Spark's local directory and beside the staged file.
+
         Raises:
             SparkSourceError: What is wrong; nothing is left of the file.
         """

@@ -30,15 +30,12 @@ def task_memory() -> LargeMemory:
 
 
 @contextlib.contextmanager
-def large_batches_in_files(large_bytes: int = LARGE_BYTES) -> Iterator[None]:
+def large_batches_in_files() -> Iterator[None]:
     """
-    Let Spark's worker read record batches above a size into files, until the block is left.
+    Let Spark's worker read record batches above 16 MiB into files, until the block is left.
 
     To be entered before the first batch is asked for. It changes nothing outside a worker of
     Spark's, or in one that is made in another way: then batches are in memory.
-
-    Args:
-        large_bytes: What is larger goes into a file.
 
     **Thread rule**: the thread that runs the task.
 
@@ -48,7 +45,7 @@ def large_batches_in_files(large_bytes: int = LARGE_BYTES) -> Iterator[None]:
     if stream is None:
         yield
         return
-    with large_reads_in_files(stream, task_memory(), large_bytes):
+    with large_reads_in_files(stream, task_memory()):
         yield
 
 
