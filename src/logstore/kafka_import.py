@@ -37,6 +37,7 @@ CONSUME_SECONDS: Final = 0.2  # which waits so long for as many.
 BATCH_BYTES: Final = 512 << 10  # Of a batch that is written; below max.message.bytes by default.
 SILENCE_SECONDS_MAX: Final = 60.0  # An unreachable broker is no error for the client.
 RECORD_OVERHEAD: Final = 32
+VERIFIED_MAX: Final = 100_000  # Records that are read back at a time.
 FILLED_MAX: Final = 2**31 - 1  # Offsets that one empty batch stands for.
 OFFSET_AND_TIME: Final = struct.Struct(">qq")
 LENGTH: Final = struct.Struct(">i")
@@ -82,7 +83,7 @@ class KafkaImporter:
     Copies topics of a cluster into a store.
 
     An interrupted import goes on where it was: at the end of what is there. What was copied is read
-    back and compared with what the client gave.
+    back and compared with what the client gave, in parts while more comes.
 
     **Durability**: each partition is flushed when it is done.
 
@@ -204,7 +205,7 @@ class KafkaImporter:
                 partition=number,
                 offset=start,
             )
-        copied = Fingerprint()
+        copied = Copied(log, TopicPartition(topic, number), start)
         position = start
         last = log.last()
         begin = max(low, start if last is None else last.offset)
@@ -215,27 +216,15 @@ class KafkaImporter:
             new = rows[len(known) :]
             for batch_rows in _cut(new):
                 log.append_as_follower(_encoded(batch_rows, compression))
-            copied.add(row.fields for row in new)
             _fill(log, end)
+            copied.add(row.fields for row in new)
             if advance is not None:
                 advance(max(0, end - position))
             position = max(position, end)
         log.flush()
-        written = Fingerprint()
-        written.add(
-            (record.offset, record.timestamp, record.key, record.value, record.headers)
-            for record in log.read(start)
-        )
-        if written != copied:
-            raise KafkaImportError(
-                f"{topic}-{number} does not read as it was copied from offset {start} on: run"
-                " `logstore verify`, and import into another store",
-                topic=topic,
-                partition=number,
-                offset=start,
-            )
+        copied.verify()
         return PartitionImport(
-            number, start, log.log_end_offset, copied.count, range(start, max(start, low))
+            number, start, log.log_end_offset, copied.record_count, range(start, max(start, low))
         )
 
     # -- positions of groups -----------------------------------------------------------------------
@@ -498,3 +487,53 @@ class Fingerprint:
                 update(LENGTH.pack(-1 if each is None else len(each)))
                 update(each or b"")
             self.count += 1
+
+
+class Copied:
+    """
+    What was copied of a partition, until it was read back.
+
+    Args:
+        log: Where to.
+        place: Which that is.
+        start: Where it begins.
+    """
+
+    def __init__(self, log: Log, place: TopicPartition, start: int) -> None:
+        self._log: Final = log
+        self._place: Final = place
+        self._start = start
+        self._given = Fingerprint()
+        #: All, read back or not.
+        self.record_count = 0
+
+    def add(self, records: Iterable[RecordFields]) -> None:
+        """Add records that end where the log ends."""
+        before = self._given.count
+        self._given.add(records)
+        self.record_count += self._given.count - before
+        if self._given.count >= VERIFIED_MAX:
+            self.verify()
+
+    def verify(self) -> None:
+        """
+        Read back what was not yet.
+
+        Raises:
+            KafkaImportError: It is not what was given.
+        """
+        log, place, start = self._log, self._place, self._start
+        written = Fingerprint()
+        written.add(
+            (record.offset, record.timestamp, record.key, record.value, record.headers)
+            for record in log.read(start)
+        )
+        if written != self._given:
+            raise KafkaImportError(
+                f"{place} does not read as it was copied from offset {start} on: run"
+                " `logstore verify`, and import into another store",
+                topic=place.topic,
+                partition=place.partition,
+                offset=start,
+            )
+        self._start, self._given = log.log_end_offset, Fingerprint()

@@ -8,7 +8,7 @@ import kafka_broker
 import pytest
 
 import logstore
-from logstore import cli
+from logstore import cli, kafka_import
 from logstore.errors import KafkaImportError
 from logstore.kafka_import import KafkaImporter
 
@@ -148,6 +148,32 @@ def test_deleted_beginning_and_broker_times(client, tmp_path):
         (partition,) = importer.import_topic("late").partitions
         assert range(20, 21) == partition.missing
         assert 22 == store["late", 0].log_end_offset
+
+
+def test_interrupted_between_parts(client, tmp_path, monkeypatch):
+    """It goes on where it was; what is there was read back, part by part."""
+    monkeypatch.setattr(kafka_import, "CONSUMED_MAX", 10)
+    monkeypatch.setattr(kafka_import, "VERIFIED_MAX", 25)
+    create(client, "long", 1)
+    producer = confluent_kafka.Producer(client)
+    for number in range(100):
+        producer.produce("long", b"%d" % number)
+    producer.flush(30)
+    done = 0
+
+    def interrupt(count):
+        nonlocal done
+        done += count
+        if done >= 60:
+            raise KeyboardInterrupt
+
+    with logstore.open_store(tmp_path) as store, pytest.raises(KeyboardInterrupt):
+        KafkaImporter(store, client["bootstrap.servers"]).import_topic("long", interrupt)
+    with logstore.open_store(tmp_path) as store:
+        importer = KafkaImporter(store, client["bootstrap.servers"])
+        (partition,) = importer.import_topic("long").partitions
+        assert (done, 100, 100 - done) == partition[1:4]
+        assert consumed(client, "long", 0)[0] == records_of(store, "long", 0)
 
 
 def test_another_topic_of_the_same_name(client, tmp_path):

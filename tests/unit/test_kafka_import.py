@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from logstore.checkpoint import TopicPartition
 from logstore.errors import ConfigError, KafkaImportError
-from logstore.kafka_import import KafkaImporter
+from logstore.kafka_import import Copied, KafkaImporter
 from logstore.testing import open_log_store
 
 pytest.importorskip("confluent_kafka", reason="needs the extra [kafka]")
@@ -33,3 +34,18 @@ def test_nobody_answers(store, capfd):
         with pytest.raises(KafkaImportError, match=r"cannot be asked: .*Connection refused"):
             importer.topics(timeout_seconds=1.0)
     assert ("", "") == capfd.readouterr()
+
+
+def test_what_does_not_read_as_it_was_copied(store):
+    """Is named with the offset where that part begins; earlier parts were read back."""
+    log = store.create_topic("orders", partitions=1)[0]
+    copied = Copied(log, TopicPartition("orders", 0), 0)
+    for offset, value in enumerate([b"a", b"b"]):
+        log.append(value, timestamp=5)
+        copied.add([(offset, 5, None, value, ())])
+    copied.verify()
+    log.append(b"c", timestamp=5)
+    copied.add([(2, 5, None, b"C", ())])
+    with pytest.raises(KafkaImportError, match=r"orders-0 does not read as .* from offset 2 on"):
+        copied.verify()
+    assert 3 == copied.record_count
