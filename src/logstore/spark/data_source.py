@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from logstore.spark.log_lines import show_log_lines
 from logstore.spark.options import check_names, parse_source_options
 from logstore.spark.source_columns import columns_of, schema_ddl
 from logstore.spark.worker_process import settle
@@ -41,6 +42,7 @@ class LogStoreDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        show_log_lines()
         check_names(options)
 
     @classmethod
@@ -69,6 +71,8 @@ class LogStoreDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the reader of a stream."""
         from logstore.spark.stream_reader import LogStoreStreamReader  # noqa: PLC0415
+
+        show_log_lines()  # This process got the object, and did not make it.
 
         options = parse_source_options(self.options)
         options.check_stream()
