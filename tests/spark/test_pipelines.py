@@ -91,7 +91,6 @@ def test_rows_of_many_micro_batches(spark, tmp_path):
 def test_a_first_run_that_was_wrong(spark, tmp_path):
     """What it took for the columns does not stay."""
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/a.csv").write_text("id,name\n1,x\n")
 
     def run(**options):
         return ingest(
@@ -105,6 +104,9 @@ def test_a_first_run_that_was_wrong(spark, tmp_path):
             key="id",
         )
 
+    with pytest.raises(SparkSourceError, match="wait for the first file"):
+        run()
+    (tmp_path / "in/a.csv").write_text("id,name\n1,x\n")
     with pytest.raises(SparkSourceError, match="the columns are _c0, _c1"):
         run()
     assert 1 == run(header="true").row_count

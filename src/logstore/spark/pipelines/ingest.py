@@ -89,7 +89,15 @@ def ingest(
         reader = spark.read.format(file_format).options(**given)
         if file_format == "csv":
             reader = reader.option("inferSchema", given.get("inferSchema", "true"))
-        return str(reader.load(source).schema.json())
+        try:
+            return str(reader.load(source).schema.json())
+        except import_extra("pyspark.errors").AnalysisException as error:
+            if "UNABLE_TO_INFER_SCHEMA" not in str(error):
+                raise
+            raise _invalid(
+                f"there is nothing in {files} to tell the schema from; say the schema, or wait for"
+                " the first file"
+            ) from error
 
     state = PipelineState.of(local_path(checkpoint), "ingest", topic, first_schema)
     assert state.schema is not None
