@@ -52,6 +52,7 @@ from logstore.errors import (
 )
 from logstore.files import REAL_FILES, Files
 from logstore.staged_batches import (
+    ReadMemory,
     StagedFile,
     StagedName,
     delete_staged,
@@ -258,8 +259,9 @@ class SinkCommits:
         self, transaction: Transaction, staged: Sequence[str], places: AbstractSet[TopicPartition]
     ) -> dict[str, int]:
         counts = dict.fromkeys((place.topic for place in places), 0)
+        memory = ReadMemory(self._store.paths[0])
         for path in staged:
-            with self._opened(path) as file:
+            with self._opened(path, memory) as file:
                 for batches in file.stretches():
                     place = batches[0].place
                     if place not in places:
@@ -271,9 +273,9 @@ class SinkCommits:
                     counts[place.topic] += sum(batch.record_count for batch in batches)
         return counts
 
-    def _opened(self, path: str) -> StagedFile:
+    def _opened(self, path: str, memory: ReadMemory | None = None) -> StagedFile:
         """Open a staged file: one at a time, as there may be more than a process may have open."""
-        return StagedFile(path, files=self._store.files)
+        return StagedFile(path, files=self._store.files, memory=memory)
 
     def _transaction(self) -> Transaction:
         """Begin; whatever an earlier commit has left open or half ended is ended now."""

@@ -271,6 +271,31 @@ class StagedBatchWriter:
             self.discard()
 
 
+class ReadMemory:
+    """
+    Memory that batches are read into, again and again: new memory costs more than what is read.
+
+    Args:
+        directory: Where what is very large is mapped from a file.
+
+    **Thread rule**: one thread.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._buffer: bytearray | memoryview = bytearray()
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Return so many bytes of it, writable; they are whoever's was here last."""
+        if len(self._buffer) < size_bytes:
+            self._buffer = (
+                bytearray(size_bytes)
+                if size_bytes <= LARGE_BYTES
+                else LargeMemory(self._directory).take(size_bytes)
+            )
+        return memoryview(self._buffer)[:size_bytes]
+
+
 class StagedFile:
     """
     A staged file that is finished, open for reading.
@@ -278,6 +303,7 @@ class StagedFile:
     Args:
         path: The file.
         files: The door to the file system.
+        memory: What to read into, one file after the other; None: its own.
 
     Attributes:
         path: The file.
@@ -288,10 +314,12 @@ class StagedFile:
         StorageError: It cannot be read.
     """
 
-    def __init__(self, path: Path, *, files: Files = REAL_FILES) -> None:
+    def __init__(
+        self, path: Path, *, files: Files = REAL_FILES, memory: ReadMemory | None = None
+    ) -> None:
         self.path: Final = os.fspath(path)
         self._files = files
-        self._buffer: bytearray | memoryview = bytearray()
+        self._memory = ReadMemory(os.path.dirname(self.path)) if memory is None else memory
         try:
             self._fd = files.open(self.path, os.O_RDONLY)
         except StorageError as error:
@@ -348,13 +376,13 @@ class StagedFile:
 
         Whoever appends them verifies the CRCs in them, which do not cover the first fields.
 
-        **Lifetime**: until the next call, which uses the same memory.
+        **Lifetime**: until the next call for this memory.
 
         Raises:
             StagedBatchesError: This is not what was written.
             StorageError: It cannot be read.
         """
-        view = self._memory(sum(batch.size_bytes for batch in batches))
+        view = self._memory.take(sum(batch.size_bytes for batch in batches))
         end = 0
         for batch in batches:
             start, end = end, end + batch.size_bytes
@@ -364,15 +392,6 @@ class StagedFile:
             if part[:ATTRIBUTES_AT] != _head_of(batch):
                 raise self.not_whole()
         return view
-
-    def _memory(self, size_bytes: int) -> memoryview:
-        if len(self._buffer) < size_bytes:
-            self._buffer = (
-                bytearray(size_bytes)
-                if size_bytes <= LARGE_BYTES
-                else LargeMemory(os.path.dirname(self.path)).take(size_bytes)
-            )
-        return memoryview(self._buffer)[:size_bytes]
 
     def __enter__(self) -> Self:
         return self
