@@ -62,7 +62,7 @@ OPEN_BYTES: Final = 16 << 20
 SPARES: Final = 8
 INDEX_VERSION: Final = 2
 # What a commit reads at once.
-STRETCH_BYTES: Final = 8 << 20
+STRETCH_BYTES: Final = 4 << 20
 
 _HEAD: Final = struct.Struct(">qiibI")
 _TRAILER: Final = struct.Struct(">II8s")
