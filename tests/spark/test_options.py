@@ -183,7 +183,7 @@ def test_names(caplog):
         "startingOffset": "startingOffsets",
         "kafka.max.pol.records": "kafka.max.poll.records",
         "max.poll.records": "kafka.max.poll.records",
-        "kafka.isolation.levle": "kafka.isolation.level",
+        "kafka.isolation.lvel": "kafka.isolation.level",
         "kafka.nonsense": "see docs/spark.md",
         "xyzzy": "see docs/spark.md",
     }.items():
