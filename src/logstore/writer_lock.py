@@ -71,6 +71,7 @@ class WriterLock:
             try:
                 # A broker deletes the file in the end: a lock on a file without a name is none.
                 if self._files.lock(fd) and _is_file(fd, self.path):
+                    self._check_that_it_excludes(fd)
                     self._fd = fd
                     self._file = _identity(os.fstat(fd))
                     _held_files[self._file] = fd
@@ -80,6 +81,30 @@ class WriterLock:
                 if self._fd != fd:
                     self._files.close(fd)
         return False
+
+    def _check_that_it_excludes(self, fd: int) -> None:
+        """
+        Try to lock another open file: some mounts give one lock to all who ask.
+
+        Only to ask whether it is locked is not enough: some of them say yes, and give it.
+
+        Raises:
+            StorageError: It does not. Two writers would overwrite each other's records.
+        """
+        if not self._files.locks_are_of_files:
+            return  # And closing another descriptor would give the lock back.
+        other = self._files.open(self.path, os.O_RDWR)
+        try:
+            is_same = _identity(os.fstat(other)) == _identity(os.fstat(fd))
+            if is_same and self._files.lock(other):
+                raise StorageError(
+                    f"the file system of {self.path} lets several processes have one lock, so that"
+                    " two could write there; mount it in another way, or use another one",
+                    errno=errno.ENOLCK,
+                    path=self.path,
+                )
+        finally:
+            self._files.close(other)
 
     def _sign(self) -> None:
         holder = _Holder.parse(self._files.pread(self._fd, LOCK_FILE_BYTES_MAX, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 from logstore._native import real_io
 from logstore.checkpoint import CleanShutdownFile, OffsetCheckpointFile
 from logstore.clock import ManualClock
-from logstore.errors import ClosedError, ConfigError, DiskFullError, LockedError
-from logstore.files import Files
+from logstore.errors import ClosedError, ConfigError, DiskFullError, LockedError, StorageError
+from logstore.files import REAL_FILES, Files
 from logstore.log_directory import is_log_directory
 from logstore.partition_state import PartitionState
 from logstore.writer_lock import has_writer
@@ -200,6 +201,22 @@ class TestLock:
             PartitionState.for_writing(log_path, clock=clock, lock_timeout=1.5)
         assert 1500 <= clock.milliseconds() < 1600
         state.close(clean=False)
+
+    @pytest.mark.skipif(not REAL_FILES.locks_are_of_files, reason="nobody could see such a lock")
+    def test_a_lock_that_everybody_gets(self, log_path):
+        """As on some mounts: `bindfs --enable-lock-forwarding`, for one."""
+
+        class OneForAll(Files):
+            __slots__ = ()
+
+            def lock(self, fd):
+                super().lock(fd)
+                return True
+
+        with pytest.raises(StorageError, match="several processes have one lock") as caught:
+            PartitionState.for_writing(log_path, files=OneForAll(real_io()))
+        assert errno.ENOLCK == caught.value.errno
+        PartitionState.for_writing(log_path).close(clean=False)  # Nothing of it is held.
 
     def test_lock_file_deleted_by_a_broker(self, log_path):
         """A lock counts only on the file that has the name."""

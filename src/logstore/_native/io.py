@@ -415,6 +415,11 @@ class NativeFiles:
             _fail(rc, "look for a lock", path_of(fd))
         return bool(rc == 1)
 
+    @property
+    def locks_are_of_files(self) -> bool:
+        """Whether locks exclude other descriptors of this process; else they are the process's."""
+        return bool(lib.ls_io_locks_are_of_files())
+
     def unlock(self, fd: int) -> None:
         """Give the record lock back."""
         rc = lib.ls_io_unlock(self.io, fd)

@@ -187,6 +187,8 @@ int64_t ls_io_lock(ls_io *io, int32_t fd);
 int64_t ls_io_unlock(ls_io *io, int32_t fd);
 /* 1 if another open file holds the lock, else 0; takes nothing, and a read-only fd will do. */
 int64_t ls_io_is_locked(ls_io *io, int32_t fd);
+/* Whether locks belong to open files: then another fd does not get what this process has. */
+bool ls_io_locks_are_of_files(void);
 
 /* ---- ls_io: simulated, for tests (ls_io_sim*.c) --------------------------------------------- */
 /* What a power loss may do to what was not synced; without any, all of it is kept. */

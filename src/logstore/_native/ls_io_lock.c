@@ -10,12 +10,18 @@
 
 /* Where locks belong to the process, writer_lock.py knows which ones this process holds. */
 #if defined(F_OFD_SETLK) && !defined(LS_PORTABLE)
-#define SET_LOCK F_OFD_SETLK
-#define GET_LOCK F_OFD_GETLK
+#define SET_LOCK     F_OFD_SETLK
+#define GET_LOCK     F_OFD_GETLK
+#define ARE_OF_FILES true
 #else
-#define SET_LOCK F_SETLK
-#define GET_LOCK F_GETLK
+#define SET_LOCK     F_SETLK
+#define GET_LOCK     F_GETLK
+#define ARE_OF_FILES false
 #endif
+
+bool ls_io_locks_are_of_files(void) {
+    return ARE_OF_FILES;
+}
 
 /* A lock changes no file, so every io takes it from the system. */
 static int64_t set_lock(int32_t fd, short type) {
