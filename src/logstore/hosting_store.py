@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar, overload
 
 from logstore._native import WriterPool
@@ -45,6 +44,7 @@ from logstore.scheduler import Scheduler, ThreadScheduler
 from logstore.store_config import StoreConfig
 from logstore.store_directories import contents_of
 from logstore.store_tasks import StoreTasks, is_directory_failure
+from logstore.thread_map import map_in_threads
 from logstore.topic import Topic
 from logstore.topic_configs import DELETING, TopicConfigs
 from logstore.unified_log import UnifiedLog
@@ -415,14 +415,13 @@ class HostingStore:
         With num.recovery.threads.per.data.dir=1 one after the other, in this thread.
 
         Raises:
-            BaseException: Of the first that failed, when all are done.
+            BaseException: Of the first that failed; no action goes on.
         """
         # Each has some files open for a moment that are not counted.
-        threads = min(threads, len(partitions), max(1, OPEN_FILES.segments_max // FILES_DIVISOR))
-        if threads < 2 or self.config.num_recovery_threads_per_data_dir == 1:
-            return [action(hosted) for hosted in partitions]
-        with ThreadPoolExecutor(threads, thread_name_prefix="logstore") as pool:
-            return list(pool.map(action, partitions))
+        threads = min(threads, OPEN_FILES.segments_max // FILES_DIVISOR)
+        if self.config.num_recovery_threads_per_data_dir == 1:
+            threads = 1
+        return map_in_threads(action, partitions, threads)
 
     # -- directories -------------------------------------------------------------------------------
 

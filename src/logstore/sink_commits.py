@@ -31,10 +31,9 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from logstore.checkpoint import TopicPartition
 from logstore.cleaner_config import CleanerConfig
@@ -58,6 +57,7 @@ from logstore.staged_batches import (
     delete_staged,
     sink_slug,
 )
+from logstore.thread_map import map_in_threads
 from logstore.topic_names import SINK_COMMITS_TOPIC
 from logstore.transaction_coordinator import TransactionCoordinator
 from logstore.transactions import Transaction
@@ -65,9 +65,6 @@ from logstore.transactions import Transaction
 if TYPE_CHECKING:
     from logstore.log import Log
     from logstore.records_builder import RecordFields
-
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 
 PLACE: Final = TopicPartition(SINK_COMMITS_TOPIC, 0)
 
@@ -241,19 +238,16 @@ class SinkCommits:
         """
         shares = [frozenset(places[at::THREADS]) for at in range(min(THREADS, len(places)))]
         counts: Counter[str] = Counter()
-        for found in self._together(
-            lambda share: self._append_share(transaction, staged, share), shares
+        for found in map_in_threads(
+            lambda share: self._append_share(transaction, staged, share), shares, self._threads
         ):
             counts.update(found)
         return dict(counts)
 
-    def _together(self, call: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-        """Call for each item, some at the same time; all are tried, and the first error is told."""
-        # On a test's files everything happens in order, and in the caller's thread.
-        if len(items) < 2 or self._store.files is not REAL_FILES:
-            return [call(item) for item in items]
-        with ThreadPoolExecutor(THREADS, "logstore-sink-commit") as threads:
-            return list(threads.map(call, items))
+    @property
+    def _threads(self) -> int:
+        """How many there may be: on a test's files everything happens in order."""
+        return THREADS if self._store.files is REAL_FILES else 1
 
     def _append_share(
         self, transaction: Transaction, staged: Sequence[str], places: AbstractSet[TopicPartition]
@@ -415,7 +409,9 @@ class SinkCommits:
         """Delete what was committed, what earlier attempts have left, and what nobody owns."""
         try:
             # The kernel takes as long to give up a file's memory as to read it.
-            self._together(lambda path: delete_staged([path], self._store.files), staged)
+            map_in_threads(
+                lambda path: delete_staged([path], self._store.files), staged, self._threads
+            )
             sweep_staged(
                 self._store.paths,
                 self._store.files,

@@ -14,9 +14,8 @@ import errno
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 from logstore.checkpoint import (
     CLEANER_CHECKPOINT,
@@ -44,6 +43,7 @@ from logstore.scheduler import ManualScheduler
 from logstore.segment import DELETED_SUFFIX
 from logstore.snapshot_manifest import SNAPSHOT_FILE, SnapshotManifest
 from logstore.store_config import StoreConfig
+from logstore.thread_map import map_in_threads
 from logstore.topic_configs import TopicConfigs, TopicEntry
 from logstore.unified_log import delete_tree
 from logstore.writer_lock import WriterLock
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from logstore.reporting import Report
 
 INCOMPLETE_SUFFIX: Final = ".incomplete"
-
-ItemT = TypeVar("ItemT")
 
 _being_made: set[str] = set()
 _guard = threading.Lock()
@@ -250,17 +248,10 @@ class StoreCopy:
             for each in partitions
             for name in each.unsynced
         ]
-        self._together(self._sync_file, unsynced)
-        self._together(self._finish_partition, partitions)
-
-    def _together(self, action: Callable[[ItemT], None], items: Sequence[ItemT]) -> None:
-        if self._files is not REAL_FILES or len(items) < 2:
-            for each in items:
-                action(each)
-            return
-        with ThreadPoolExecutor(WAITING_THREADS, thread_name_prefix="logstore") as pool:
-            for _ in pool.map(action, items):
-                pass
+        # On a test's files everything happens in order.
+        threads = WAITING_THREADS if self._files is REAL_FILES else 1
+        map_in_threads(self._sync_file, unsynced, threads)
+        map_in_threads(self._finish_partition, partitions, threads)
 
     def _sync_file(self, path: str) -> None:
         fd = self._files.open(path, os.O_RDWR)

@@ -14,7 +14,15 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "logstore"
 LAYERS = [
     {"errors"},
     {"cleaner_config", "closing", "config", "clock", "extras", "append_origin", "process_watch"},
-    {"large_memory", "scheduler", "metrics", "store_config", "topic_names", "throttler"},
+    {
+        "large_memory",
+        "scheduler",
+        "metrics",
+        "store_config",
+        "thread_map",
+        "topic_names",
+        "throttler",
+    },
     {"reporting"},
     {"_native"},
     {"files"},
