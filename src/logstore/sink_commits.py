@@ -51,6 +51,7 @@ from logstore.errors import (
 )
 from logstore.files import REAL_FILES, Files
 from logstore.staged_batches import (
+    PAGE_BYTES,
     ReadMemory,
     StagedFile,
     StagedName,
@@ -253,15 +254,16 @@ class SinkCommits:
         self, transaction: Transaction, staged: Sequence[str], places: AbstractSet[TopicPartition]
     ) -> dict[str, int]:
         counts = dict.fromkeys((place.topic for place in places), 0)
-        memory = ReadMemory(self._store.paths[0])
+        memory = ReadMemory(self._store.paths[0], self._store.files)
         for path in staged:
             with self._opened(path, memory) as file:
                 for batches in file.stretches():
                     place = batches[0].place
                     if place not in places:
                         continue
+                    skew = self._store[place].active_segment.size_bytes % PAGE_BYTES
                     try:
-                        transaction.append_batches(place, file.read(batches))
+                        transaction.append_batches(place, file.read(batches, skew))
                     except CorruptRecordError as error:
                         raise file.not_whole() from error
                     counts[place.topic] += sum(batch.record_count for batch in batches)

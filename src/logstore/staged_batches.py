@@ -11,6 +11,9 @@ changed any more::
     index: JSON {"version": 2, "batches": [[topic, partition, position, size, records, crc], ...]}
     trailer: size of the index (4), its CRC-32C (4), "LOGSTAGE" (8)
 
+A large batch begins at a page: the kernel copies whole pages faster. Between two batches may be
+bytes that mean nothing.
+
 It is a plain file in the log directory, because a broker looks at directories only, and refuses to
 start with one that has no partition's name.
 
@@ -27,6 +30,7 @@ import json
 import os
 import re
 import struct
+import sys
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -63,6 +67,10 @@ SPARES: Final = 8
 INDEX_VERSION: Final = 2
 # What a commit reads at once.
 STRETCH_BYTES: Final = 4 << 20
+PAGE_BYTES: Final = 4096
+# Batches from this size on begin at a page, and get room ahead: it takes half of the time to write.
+LARGE_BATCH_BYTES: Final = 64 << 10
+ROOM_BYTES: Final = 8 << 20
 
 _HEAD: Final = struct.Struct(">qiibI")
 _TRAILER: Final = struct.Struct(">II8s")
@@ -159,6 +167,7 @@ class StagedBatchWriter:
         self._files = files
         self._batches: list[StagedBatch] = []
         self._position = 0
+        self._room_end = 0  # Up to there is room; or, where there is none to be had, no end.
         self._open: dict[TopicPartition, GrowingBatch] = {}
         self._open_bytes = 0
         self._spares: list[npt.NDArray[np.uint8]] = []
@@ -175,7 +184,7 @@ class StagedBatchWriter:
         self,
         place: TopicPartition,
         columns: Columns,
-        rows: npt.NDArray[np.int64] | None = None,
+        rows: npt.NDArray[np.int64] | range | None = None,
         *,
         batch_bytes: int = BATCH_BYTES,
         max_bytes: int | None = None,
@@ -189,7 +198,7 @@ class StagedBatchWriter:
         Args:
             place: The partition.
             columns: The records.
-            rows: Which of them, indices in contiguous memory; None: all.
+            rows: Which of them, indices in contiguous memory, or those of a range; None: all.
             batch_bytes: Size of a batch; a record that is larger has one to itself.
             max_bytes: The size of a batch that the topic takes; None: any.
 
@@ -198,6 +207,8 @@ class StagedBatchWriter:
             StorageError: It cannot be written; nothing of the file can be used.
         """
         first, end = 0, columns.count if rows is None else len(rows)
+        if isinstance(rows, range):
+            first, end, rows = rows.start, rows.stop, None
         while first < end:
             batch = self._open.get(place)
             if batch is None:
@@ -223,6 +234,9 @@ class StagedBatchWriter:
         batch = self._open.pop(place)
         self._open_bytes -= batch.size_bytes
         data = batch.seal(base_offset=0, leader_epoch=-1)
+        if len(data) >= LARGE_BATCH_BYTES:
+            self._position = -(-self._position // PAGE_BYTES) * PAGE_BYTES
+            self._make_room(self._position + len(data))
         size_bytes = self._files.pwrite(self._fd, data, self._position)
         self._batches.append(
             StagedBatch(*place, self._position, size_bytes, batch.record_count, _crc_of(data))
@@ -230,6 +244,17 @@ class StagedBatchWriter:
         self._position += size_bytes
         if len(self._spares) < SPARES and size_bytes <= BATCH_BYTES:
             self._spares.append(batch.memory)
+
+    def _make_room(self, end: int) -> None:
+        """Allocate ahead; whether there is space at all, the write will say."""
+        while self._room_end < end:
+            start, self._room_end = self._room_end, self._room_end + ROOM_BYTES
+            try:
+                if self._files.fallocate(self._fd, start, ROOM_BYTES):
+                    continue
+            except StorageError:
+                pass
+            self._room_end = sys.maxsize
 
     def _write_all(self) -> None:
         for place in list(self._open):
@@ -277,23 +302,33 @@ class ReadMemory:
 
     Args:
         directory: Where what is very large is mapped from a file.
+        files: The door to the file system.
 
     **Thread rule**: one thread.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, files: Files) -> None:
         self._directory = directory
-        self._buffer: bytearray | memoryview = bytearray()
+        self._files = files
+        self._buffer = memoryview(b"")
 
-    def take(self, size_bytes: int) -> memoryview:
-        """Return so many bytes of it, writable; they are whoever's was here last."""
-        if len(self._buffer) < size_bytes:
+    def take(self, size_bytes: int, skew: int = 0) -> memoryview:
+        """
+        Return so many bytes of it, writable; they are whoever's was here last.
+
+        Args:
+            size_bytes: More than 0.
+            skew: Where in a page they begin.
+        """
+        end = skew + size_bytes
+        if len(self._buffer) < end:
+            room = size_bytes + PAGE_BYTES  # With any skew.
             self._buffer = (
-                bytearray(size_bytes)
-                if size_bytes <= LARGE_BYTES
-                else LargeMemory(self._directory).take(size_bytes)
+                self._files.page_aligned_buffer(room)
+                if room <= LARGE_BYTES
+                else LargeMemory(self._directory).take(room)
             )
-        return memoryview(self._buffer)[:size_bytes]
+        return self._buffer[skew:end]
 
 
 class StagedFile:
@@ -319,7 +354,7 @@ class StagedFile:
     ) -> None:
         self.path: Final = os.fspath(path)
         self._files = files
-        self._memory = ReadMemory(os.path.dirname(self.path)) if memory is None else memory
+        self._memory = memory or ReadMemory(os.path.dirname(self.path), files)
         try:
             self._fd = files.open(self.path, os.O_RDONLY)
         except StorageError as error:
@@ -370,11 +405,16 @@ class StagedFile:
                 size_bytes += batch.size_bytes
             yield batches[first:]
 
-    def read(self, batches: Sequence[StagedBatch]) -> memoryview:
+    def read(self, batches: Sequence[StagedBatch], skew: int = 0) -> memoryview:
         """
         Return the bytes of batches, one after the other and writable.
 
         Whoever appends them verifies the CRCs in them, which do not cover the first fields.
+
+        Args:
+            batches: Some of the file's.
+            skew: Where in a page the first begins: as in the file that they are written to, as
+                that is copied faster.
 
         **Lifetime**: until the next call for this memory.
 
@@ -382,7 +422,7 @@ class StagedFile:
             StagedBatchesError: This is not what was written.
             StorageError: It cannot be read.
         """
-        view = self._memory.take(sum(batch.size_bytes for batch in batches))
+        view = self._memory.take(sum(batch.size_bytes for batch in batches), skew)
         end = 0
         for batch in batches:
             start, end = end, end + batch.size_bytes

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import socket
+import tempfile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import logstore
 from logstore import staged_batches
@@ -107,6 +111,39 @@ def test_rows_without_key_take_turns(stage):
     assert {("t", 0): 4, ("t", 1): 3, ("t", 2): 3} == counts
     one = {"value": [b"x" * 100]}
     assert found == stage(*[one] * 10, batch_bytes=250)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+    batch_bytes=st.integers(1, 90),
+    partitions=st.integers(2, 5),
+    turn=st.integers(0, 9),
+)
+def test_turns_of_rows_without_key(sizes, cuts, batch_bytes, partitions, turn):
+    """The next one's turn comes when a batch is full, as where the partition is null."""
+    rows = pa.record_batch({"value": [b"%02d" % at + b"x" * each for at, each in enumerate(sizes)]})
+    edges = sorted({0, len(sizes), *(cut for cut in cuts if cut < len(sizes))})
+    parts = [rows.slice(start, stop - start) for start, stop in itertools.pairwise(edges)]
+    expected, filled = {}, 0
+    for value in rows.column(0).to_pylist():
+        filled += len(value)
+        number = (turn + filled // batch_bytes) % partitions
+        expected.setdefault(("t", number), []).append(value)
+    for given_null in (False, True):
+        with tempfile.TemporaryDirectory() as directory:
+            stager = RecordStager(
+                lambda directory=directory: StagedBatchWriter(staged_path(directory, "q", 0, 0, 0)),
+                topic="t",
+                plan_of=lambda _: TopicPlan(partitions, batch_bytes),
+                keeps_timestamps=False,
+                now_ms=NOW,
+                turn=turn,
+            )
+            for part in parts:
+                nulls = pa.nulls(len(part), pa.int32())
+                stager.add(part.append_column("partition", nulls) if given_null else part)
+            assert expected == values(records_of(stager.finish()))
 
 
 def test_topics(stage):

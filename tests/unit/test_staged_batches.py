@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 
@@ -19,6 +20,7 @@ from logstore.errors import (
     StorageError,
 )
 from logstore.record import RecordBatch
+from logstore.simulated_files import FailingFiles
 from logstore.staged_batches import (
     StagedBatchWriter,
     StagedFile,
@@ -136,6 +138,65 @@ def test_loader_ignores_them(tmp_path):
     for mode in ("a", "r"):
         with logstore.open_store(tmp_path, mode=mode) as store:
             assert (["t"], []) == (list(store), list(store.errors))
+
+
+def test_large_batches_begin_at_pages(path):
+    """Small ones follow each other; what lies between is read by nobody."""
+    sizes = [100, 100, 70_000, 300, 70_000]
+    with StagedBatchWriter(path) as writer:
+        for size in sizes:
+            writer.add(PLACE, columns([b"x" * size]), batch_bytes=10)
+    with StagedFile(path) as file:
+        first, second, large, small, last = (batch.position for batch in file.batches)
+        assert (0, file.batches[0].size_bytes) == (first, second)
+        assert (0, 0) == (large % 4096, last % 4096)
+        assert large + file.batches[2].size_bytes == small
+        for skew in (0, 1, 4095):
+            data = file.read(file.batches, skew)
+            assert skew == np.frombuffer(data, np.uint8).ctypes.data % 4096
+            found = [record.value for batch in split(data) for record in batch.records()]
+            assert sizes == [len(value) for value in found]
+
+
+def split(data):
+    """Return the batches in some bytes."""
+    rows = scan_batches(data).batches
+    return [
+        RecordBatch(bytes(data[at : at + size]))
+        for at, size in zip(rows["position"].tolist(), rows["size_bytes"].tolist(), strict=True)
+    ]
+
+
+def test_room_that_cannot_be_had_ahead(path):
+    """It is only to be faster: whether there is space, the write says."""
+    for failure in (errno.EOPNOTSUPP, errno.ENOSPC):
+        files = FailingFiles()
+        files.fail("fallocate", failure)
+        writer = StagedBatchWriter(path, files=files)
+        for _ in range(2):
+            writer.add(PLACE, columns([b"x" * 70_000]), batch_bytes=10)
+        writer.finish()
+        with StagedFile(path) as file:
+            assert [70_000] * 2 == [
+                len(record.value)
+                for batch in split(file.read(file.batches))
+                for record in batch.records()
+            ]
+        os.unlink(path)
+
+
+def test_a_range_of_rows(path):
+    """As the indices of the same rows."""
+    rows = columns([b"%d" % at for at in range(9)])
+    with StagedBatchWriter(path) as writer:
+        writer.add(PLACE, rows, range(2, 7), batch_bytes=80)
+        writer.add(PLACE, rows, range(0), batch_bytes=80)
+    with StagedFile(path) as file:
+        found = split(file.read(file.batches))
+    assert len(found) > 1
+    assert [b"2", b"3", b"4", b"5", b"6"] == [
+        record.value for batch in found for record in batch.records()
+    ]
 
 
 def test_any_byte_that_is_wrong(path):

@@ -8,6 +8,7 @@ significant first) is 0 for null.
 
 from __future__ import annotations
 
+import mmap
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -274,8 +275,7 @@ class GrowingBatch:
         self._large_memory = large_memory
         self._struct = ffi.new("struct ls_growing *")
         room = batch_bytes + ENCODING_SLACK
-        # Not zeroed: a batch that stays small takes few pages.
-        self._use(np.empty(room, np.uint8) if memory is None or len(memory) < room else memory)
+        self._use(_aligned(room) if memory is None or len(memory) < room else memory)
 
     def _use(self, memory: npt.NDArray[np.uint8]) -> None:
         self.memory = memory
@@ -347,6 +347,13 @@ class GrowingBatch:
         if result < 0:
             raise _too_large_for_format(struct.size_bytes)
         return self.memory.data[:result]
+
+
+def _aligned(size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return memory from a page's begin on; not zeroed: what stays small takes few pages."""
+    memory = np.empty(size_bytes + mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[start : start + size_bytes]
 
 
 def encode_header_lists(

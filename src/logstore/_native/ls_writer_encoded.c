@@ -8,7 +8,8 @@ enum {
     /* On Zen 3 and 4 a `rep movsb` copy whose target is 1..31 bytes ahead of its source modulo the
      * page runs at a quarter of its speed; the kernel's copy from our memory is one. */
     SLOW_DISTANCE_MAX = 31,
-    COPY_BYTES = 1024 /* memcpy does not use `rep movsb` for so few */
+    COPY_BYTES = 1024,         /* memcpy does not use `rep movsb` for so few */
+    READY_BYTES = LS_PIECE / 2 /* ready batches are written in pieces of this size */
 };
 
 /* ---- ready batches -------------------------------------------------------------------------------- */
@@ -54,8 +55,8 @@ static int64_t write_copied(ls_writer *writer, const uint8_t *head, int64_t head
 
 /*
  * Write the caller's bytes, `head` in place of the first of them: in one call, or if they are many
- * in pieces. These begin where the file ends: at piece boundaries of it the kernel takes memory in
- * blocks of a piece, which on a machine that is a guest are often not there yet, and cost 5 times
+ * in pieces. These are smaller than those of staged bytes: the kernel takes memory in blocks as large
+ * as a piece, and on a machine that is a guest large blocks are often not there yet, and cost 5 times
  * as much (decision 0087).
  */
 static int64_t write_ready(ls_writer *writer, const uint8_t *head, int64_t head_size,
@@ -66,7 +67,7 @@ static int64_t write_ready(ls_writer *writer, const uint8_t *head, int64_t head_
     bool is_slow = distance >= 1 && distance <= SLOW_DISTANCE_MAX && size > 2 * COPY_BYTES;
     if (is_slow && ls_writer_reserve(writer, LS_PIECE) < 0) is_slow = false;
     while (position < end) {
-        int64_t piece = ls_min64(end - position, LS_PIECE);
+        int64_t piece = ls_min64(end - position, READY_BYTES - position % READY_BYTES);
         if (piece < head_size) piece = head_size; /* The first one takes the head, and is bytes. */
         int64_t to_come = end - position - piece;
         int64_t result;

@@ -170,6 +170,10 @@ class RecordStager:
         if plan.partition_count == 1 and rows.partitions is None:
             self._write_partition(TopicPartition(topic, 0), plan, columns, None)
             return
+        if rows.partitions is None and _has_no_keys(rows):
+            for partition, some in self._ranges_in_turn(topic, plan, rows):
+                self._write_partition(TopicPartition(topic, partition), plan, columns, some)
+            return
         numbers = self._partitions(topic, plan, rows, columns)
         first = int(numbers[0])
         if (numbers == first).all():
@@ -185,7 +189,7 @@ class RecordStager:
     ) -> npt.NDArray[np.int32]:
         """Return the partition of each row: the column's, its key's, or the one in turn."""
         count = len(rows)
-        if rows.keys is None or rows.keys.null_count == count:
+        if _has_no_keys(rows):
             numbers = np.full(count, -1, np.int32)
         else:
             numbers = partition_keys(columns, plan.partition_count)
@@ -217,12 +221,28 @@ class RecordStager:
         turns: npt.NDArray[np.int64] = (turn + batches) % plan.partition_count
         return turns
 
+    def _ranges_in_turn(
+        self, topic: str, plan: TopicPlan, rows: ArrowRows
+    ) -> Iterator[tuple[int, range]]:
+        """Yield the same for all rows: a partition, and the rows that it gets."""
+        _, offsets, _ = binary_buffers(rows.values)
+        turn, filled_bytes = self._turns.get(topic, (self._first_turn, 0))
+        start_bytes = int(offsets[0]) - filled_bytes
+        last = (int(offsets[-1]) - start_bytes) // plan.batch_bytes
+        marks = start_bytes + np.arange(1, last + 1) * plan.batch_bytes
+        edges = np.unique([0, *np.searchsorted(offsets[1:], marks), len(rows)])
+        for start, stop in itertools.pairwise(edges.tolist()):
+            batch = (int(offsets[start + 1]) - start_bytes) // plan.batch_bytes
+            yield (turn + batch) % plan.partition_count, range(start, stop)
+        filled_bytes = int(offsets[-1]) - start_bytes - last * plan.batch_bytes
+        self._turns[topic] = (turn + last, filled_bytes)
+
     def _write_partition(
         self,
         place: TopicPartition,
         plan: TopicPlan,
         columns: Columns,
-        rows: npt.NDArray[np.int64] | None,
+        rows: npt.NDArray[np.int64] | range | None,
     ) -> None:
         assert self._writer is not None
         self._writer.add(
@@ -249,6 +269,10 @@ def _grouped(
         for number in grouped.partitions():
             start, stop = int(grouped.starts[number]), int(grouped.starts[number + 1])
             yield number, ordered.slice(start, stop)
+
+
+def _has_no_keys(rows: ArrowRows) -> bool:
+    return rows.keys is None or bool(rows.keys.null_count == len(rows))
 
 
 def _binary_or_none(column: Any, name: str) -> Any:
