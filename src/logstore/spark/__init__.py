@@ -17,12 +17,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 from logstore.spark.java import java_home
 from logstore.spark.progress import lag
 
 __all__ = ["configure", "java_home", "lag", "register"]
+
+# What configure() sets, unless it is set.
+SETTINGS: Final = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "4m",
+}
 
 
 def register(spark: Any) -> None:
@@ -43,9 +50,11 @@ def configure(builder: Any) -> Any:
     """
     Set what a Spark on this machine needs to be fast and to find its parts; the rest is yours.
 
-    To be called before there is a session: Java is found (:func:`java_home`), Python's workers use
-    this interpreter, and they talk to Spark over Unix domain sockets, which saves 40 ms for each
-    task. What is set already in the environment or in the builder stays.
+    To be called before there is a session: Java is found (:func:`java_home`), and Python's workers
+    use this interpreter. They talk to Spark over Unix domain sockets, which saves 40 ms for each
+    task, and get rows in record batches of 4 MiB, whatever the size of a row: Spark's 10,000 rows
+    are 1 MiB of small ones, and up to 64 MiB of large ones. What is set already in the environment
+    or in the builder stays.
 
     Args:
         builder: ``SparkSession.builder``.
@@ -62,6 +71,7 @@ def configure(builder: Any) -> Any:
         os.environ["JAVA_HOME"] = java_home()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "spark.python.unix.domain.socket.enabled" not in options:
-        builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
+    for name, value in SETTINGS.items():
+        if name not in options:
+            builder = builder.config(name, value)
     return builder

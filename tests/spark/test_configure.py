@@ -1,0 +1,27 @@
+"""What ``configure`` sets for a Spark on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import logstore.spark
+
+sql = pytest.importorskip("pyspark.sql")
+
+
+def test_what_is_set_stays(monkeypatch):
+    """In the builder and in the environment; the rest is what the documentation says."""
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "before")  # To be put back.
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    given = {"spark.sql.execution.arrow.maxRecordsPerBatch": "7"}
+    builder = sql.SparkSession.Builder().remote("sc://localhost").config(map=given)
+    assert builder is logstore.spark.configure(builder)
+    assert logstore.spark.SETTINGS | given == {
+        name: builder._options[name] for name in logstore.spark.SETTINGS
+    }
+    assert ("before", sys.executable) == (os.environ["JAVA_HOME"], os.environ["PYSPARK_PYTHON"])
+    assert "before" == os.environ["PYSPARK_DRIVER_PYTHON"]
