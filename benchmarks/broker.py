@@ -55,16 +55,6 @@ class Client:
         """Make a topic."""
         self.admin.create_topics([self.new_topic(topic, partitions, 1)])[topic].result()
 
-    def delete_records(self, topic: str, partitions: int) -> None:
-        """Delete what is in the first partitions of a topic."""
-        library = self.library
-        ends = [
-            library.TopicPartition(topic, number, library.OFFSET_END)
-            for number in range(partitions)
-        ]
-        for deleted in self.admin.delete_records(ends).values():
-            deleted.result()
-
     def producer(self, **config: Any) -> Any:
         """Return a producer whose records the leader acknowledges."""
         config = {"acks": "1", "queue.buffering.max.messages": 1_000_000, **config}

@@ -21,28 +21,18 @@ from tests.support.spark_connector import add_connector, why_not
 
 #: Why there is nothing to measure beside, None: there is.
 NO_CONNECTOR: Final = NO_BROKER or why_not()
-# The JVM's compiler is at it for as many rounds.
-WARM_UPS: Final = 4
-# What is deleted is gone a second later, not after minutes.
-BROKER_CONFIG: Final = {
-    "log.retention.check.interval.ms": 1000,
-    "log.initial.task.delay.ms": 1000,
-    "log.segment.delete.delay.ms": 0,
-}
 
 
 def beside_connector(directory: Path, size: Size) -> Contest:
     """
     Scan all columns to nowhere; write keys and values of a table in memory.
 
-    A sink in Python that drops the rows says what there is to gain for one that keeps them. What
-    was written is deleted before the next round, from log and broker alike: with more in it in each
-    round, both would write into memory that the machine has not used before.
+    A sink in Python that drops the rows says what there is to gain for one that keeps them.
     """
     spark = session()
     add_connector(spark)
     running = contextlib.ExitStack()
-    broker = running.enter_context(kafka_broker(directory / "broker", BROKER_CONFIG))
+    broker = running.enter_context(kafka_broker(directory / "broker"))
     client = Client(broker.bootstrap_servers)
     store = str(directory / "store")
     count = make_store(directory / "store", PARTITIONS, size.read_bytes // VALUE_BYTES)
@@ -55,13 +45,6 @@ def beside_connector(directory: Path, size: Size) -> Contest:
     rows.count()
     rows.write.format("kafka").options(topic="orders", **where).mode("append").save()
 
-    def empty_topics() -> None:
-        client.delete_records("written", PARTITIONS)
-        with logstore.open_store(store) as opened:
-            for log in opened["written"].logs():
-                log.maybe_increment_log_start_offset(log.log_end_offset)
-                log.delete_old_segments()
-
     def scan(frame: Callable[[], Any]) -> Callable[[Stopwatch], None]:
         def run(watch: Stopwatch) -> None:
             with watch.running():
@@ -71,7 +54,6 @@ def beside_connector(directory: Path, size: Size) -> Contest:
 
     def write(side: str, path: str | None, **options: str) -> Callable[[Stopwatch], None]:
         def run(watch: Stopwatch) -> None:
-            empty_topics()
             writer = rows.select("key", "value").write.format(side).options(**options)
             with watch.running():
                 writer.option("topic", "written").mode("append").save(path)
@@ -104,7 +86,6 @@ def beside_connector(directory: Path, size: Size) -> Contest:
             ),
         ),
         rounds=5,
-        warm_ups=WARM_UPS,
         close=close,
     )
 
