@@ -171,8 +171,10 @@ class RecordStager:
             self._write_partition(TopicPartition(topic, 0), plan, columns, None)
             return
         if rows.partitions is None and _has_no_keys(rows):
-            for partition, some in self._ranges_in_turn(topic, plan, rows):
-                self._write_partition(TopicPartition(topic, partition), plan, columns, some)
+            turns = self._in_turn(topic, plan, rows, slice(None))
+            for start, stop in itertools.pairwise(_edges(turns)):
+                place = TopicPartition(topic, int(turns[start]))
+                self._write_partition(place, plan, columns, range(start, stop))
             return
         numbers = self._partitions(topic, plan, rows, columns)
         first = int(numbers[0])
@@ -210,7 +212,7 @@ class RecordStager:
         return numbers
 
     def _in_turn(
-        self, topic: str, plan: TopicPlan, rows: ArrowRows, unset: npt.NDArray[np.int64]
+        self, topic: str, plan: TopicPlan, rows: ArrowRows, unset: npt.NDArray[np.int64] | slice
     ) -> npt.NDArray[np.int64]:
         """Return one partition for as many rows as fill a batch, then the next, as Kafka does."""
         _, offsets, _ = binary_buffers(rows.values)
@@ -220,22 +222,6 @@ class RecordStager:
         self._turns[topic] = (turn + int(batches[-1]), int(ends[-1]) % plan.batch_bytes)
         turns: npt.NDArray[np.int64] = (turn + batches) % plan.partition_count
         return turns
-
-    def _ranges_in_turn(
-        self, topic: str, plan: TopicPlan, rows: ArrowRows
-    ) -> Iterator[tuple[int, range]]:
-        """Yield the same for all rows: a partition, and the rows that it gets."""
-        _, offsets, _ = binary_buffers(rows.values)
-        turn, filled_bytes = self._turns.get(topic, (self._first_turn, 0))
-        start_bytes = int(offsets[0]) - filled_bytes
-        last = (int(offsets[-1]) - start_bytes) // plan.batch_bytes
-        marks = start_bytes + np.arange(1, last + 1) * plan.batch_bytes
-        edges = np.unique([0, *np.searchsorted(offsets[1:], marks), len(rows)])
-        for start, stop in itertools.pairwise(edges.tolist()):
-            batch = (int(offsets[start + 1]) - start_bytes) // plan.batch_bytes
-            yield (turn + batch) % plan.partition_count, range(start, stop)
-        filled_bytes = int(offsets[-1]) - start_bytes - last * plan.batch_bytes
-        self._turns[topic] = (turn + last, filled_bytes)
 
     def _write_partition(
         self,
@@ -260,8 +246,7 @@ def _grouped(
     if (numbers == numbers[0]).all():
         yield int(numbers[0]), rows
     elif size_bytes >= min(row_count * LARGE_ROW_BYTES, COPIED_BYTES_MAX):
-        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), row_count]
-        for start, stop in itertools.pairwise(edges):
+        for start, stop in itertools.pairwise(_edges(numbers)):
             yield int(numbers[start]), rows.slice(start, stop)
     else:
         grouped = group_partitions(numbers, count)
@@ -269,6 +254,11 @@ def _grouped(
         for number in grouped.partitions():
             start, stop = int(grouped.starts[number]), int(grouped.starts[number + 1])
             yield number, ordered.slice(start, stop)
+
+
+def _edges(numbers: npt.NDArray[Any]) -> list[int]:
+    """Return where runs of one number begin, and the end."""
+    return [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
 
 
 def _has_no_keys(rows: ArrowRows) -> bool:
