@@ -27,12 +27,14 @@ higher one noted      fails: an older state of the sink has come back
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from logstore.checkpoint import TopicPartition
@@ -175,6 +177,7 @@ class SinkCommits:
         staged: Sequence[str],
         *,
         create_partitions: int | None = None,
+        frees_staged: bool = False,
     ) -> SinkCommit:
         """
         Append what is in staged files, once; see ``LogStore.commit_staged``.
@@ -186,7 +189,7 @@ class SinkCommits:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed; open it again")
-            done = self._commit(sink_id, version, staged, create_partitions)
+            done = self._commit(sink_id, version, staged, create_partitions, frees_staged)
         self._sweep(sink_id, version, staged)
         return done
 
@@ -196,6 +199,7 @@ class SinkCommits:
         version: int,
         staged: Sequence[str],
         create_partitions: int | None,
+        frees_staged: bool,
     ) -> SinkCommit:
         missing: LogStoreError | None = None
         places: dict[TopicPartition, None] = {}
@@ -204,6 +208,8 @@ class SinkCommits:
                 with self._opened(path) as file:
                     places.update(dict.fromkeys(batch.place for batch in file.batches))
             except StagedBatchesError as error:
+                if self._store.files.exists(path):
+                    raise
                 missing = error  # Whoever has committed them before has deleted them.
                 break
         topics = list(dict.fromkeys(place.topic for place in places))
@@ -223,14 +229,21 @@ class SinkCommits:
             if not new:
                 return SinkCommit({}, repeated)
             transaction.note_partitions([*(place for place in places if place.topic in new), PLACE])
-            counts = self._append(transaction, staged, [p for p in places if p.topic in new])
+            appended = [place for place in places if place.topic in new]
+            # Another call that misses them must find that nothing of this version is noted.
+            frees_staged = frees_staged and not repeated
+            counts = self._append(transaction, staged, appended, frees_staged)
             transaction.add_rows(PLACE, self._rows(notes, sink_id, version, new))
             transaction.commit()
         self._clean()
         return SinkCommit(counts, repeated)
 
     def _append(
-        self, transaction: Transaction, staged: Sequence[str], places: Sequence[TopicPartition]
+        self,
+        transaction: Transaction,
+        staged: Sequence[str],
+        places: Sequence[TopicPartition],
+        frees_staged: bool,
     ) -> dict[str, int]:
         """
         Append what is staged for partitions, and return how many records that were, by topic.
@@ -238,12 +251,36 @@ class SinkCommits:
         Two threads have half of the partitions each: what they do is mostly the core's.
         """
         shares = [frozenset(places[at::THREADS]) for at in range(min(THREADS, len(places)))]
+        readers = dict.fromkeys(staged, len(shares))
+        lock = threading.Lock()
         counts: Counter[str] = Counter()
-        for found in map_in_threads(
-            lambda share: self._append_share(transaction, staged, share), shares, self._threads
-        ):
-            counts.update(found)
+        with contextlib.ExitStack() as running:
+            # Deleting waits for the file system, in a thread of its own.
+            pool = ThreadPoolExecutor(1, thread_name_prefix="logstore")
+            deleting = running.enter_context(pool) if self._threads > 1 else None
+
+            def has_read(path: str) -> None:
+                with lock:
+                    readers[path] -= 1
+                    is_last = readers[path] == 0
+                if not (is_last and frees_staged):
+                    return
+                if deleting is None:
+                    self._delete(path)
+                else:
+                    deleting.submit(self._delete, path)
+
+            for found in map_in_threads(
+                lambda share: self._append_share(transaction, staged, share, has_read),
+                shares,
+                self._threads,
+            ):
+                counts.update(found)
         return dict(counts)
+
+    def _delete(self, path: str) -> None:
+        with contextlib.suppress(StorageError):  # It is tried again behind the commit.
+            delete_staged([path], self._store.files)
 
     @property
     def _threads(self) -> int:
@@ -251,7 +288,11 @@ class SinkCommits:
         return THREADS if self._store.files is REAL_FILES else 1
 
     def _append_share(
-        self, transaction: Transaction, staged: Sequence[str], places: AbstractSet[TopicPartition]
+        self,
+        transaction: Transaction,
+        staged: Sequence[str],
+        places: AbstractSet[TopicPartition],
+        has_read: Callable[[str], None],
     ) -> dict[str, int]:
         counts = dict.fromkeys((place.topic for place in places), 0)
         memory = ReadMemory(self._store.paths[0], self._store.files)
@@ -267,6 +308,7 @@ class SinkCommits:
                     except CorruptRecordError as error:
                         raise file.not_whole() from error
                     counts[place.topic] += sum(batch.record_count for batch in batches)
+            has_read(path)
         return counts
 
     def _opened(self, path: str, memory: ReadMemory | None = None) -> StagedFile:

@@ -40,6 +40,7 @@ class SinkStore(TransactionalStore):
         staged: Sequence[str | os.PathLike[str]],
         *,
         create_partitions: int | None = None,
+        frees_staged: bool = False,
     ) -> SinkCommit:
         """
         Append the records of staged files in one transaction, once for a sink and a version.
@@ -53,6 +54,9 @@ class SinkStore(TransactionalStore):
             version: A number that grows from one commit of the sink to the next.
             staged: Files that :class:`~logstore.staged_batches.StagedBatchWriter` has finished.
             create_partitions: A topic that is missing is made with so many; None: it is an error.
+            frees_staged: Delete each file as soon as it is read, so that the log grows into its
+                space and memory: faster by half where memory is new to the process's machine. If
+                the commit fails, the records have to be staged again.
 
         Returns:
             How many records of which topics were appended, and which topics had them.
@@ -72,6 +76,7 @@ class SinkStore(TransactionalStore):
             version,
             [os.fspath(path) for path in staged],
             create_partitions=create_partitions,
+            frees_staged=frees_staged,
         )
 
     def sinks(self) -> list[CommittedVersion]:

@@ -1,9 +1,9 @@
 """
-Staged batches: record batches that are finished but for their offsets, in a file of one task.
+Staged batches: record batches that are finished but for their offsets, in files of one task.
 
 Whoever has no right to append to a store (a task on some machine, of which there may be several
-attempts) writes its records to such a file, in the store's first directory. A commit appends them
-later, those of all tasks at once, or the file is deleted. The file is written by one and not
+attempts) writes its records to such files, in the store's first directory. A commit appends them
+later, those of all tasks at once, or the files are deleted. A file is written by one and not
 changed any more::
 
     record batch, format 2, base offset 0, no producer     one for each row of the index
@@ -12,10 +12,11 @@ changed any more::
     trailer: size of the index (4), its CRC-32C (4), "LOGSTAGE" (8)
 
 A large batch begins at a page: the kernel copies whole pages faster. Between two batches may be
-bytes that mean nothing.
+bytes that mean nothing. A task begins a new file every 16 MiB: the log then grows into the memory
+of the files that a commit has read and deleted.
 
-It is a plain file in the log directory, because a broker looks at directories only, and refuses to
-start with one that has no partition's name.
+They are plain files in the log directory, because a broker looks at directories only, and refuses
+to start with one that has no partition's name.
 
 **Durability**: none. What was not committed is written again by another attempt, so that no file
 has to survive a power loss; one that has survived in part is refused, by the CRCs of trailer, index
@@ -71,6 +72,8 @@ PAGE_BYTES: Final = 4096
 # Batches from this size on begin at a page, and get room ahead: it takes half of the time to write.
 LARGE_BATCH_BYTES: Final = 64 << 10
 ROOM_BYTES: Final = 8 << 20
+# A file has no more, but for a batch that is larger by itself.
+FILE_BYTES: Final = 16 << 20
 
 _HEAD: Final = struct.Struct(">qiibI")
 _TRAILER: Final = struct.Struct(">II8s")
@@ -80,7 +83,7 @@ _PLAIN_ID: Final = re.compile(
 )
 _NAME: Final = re.compile(
     re.escape(STAGED_PREFIX) + r"(?P<sink>.+)\.(?P<version>-?\d+)\.(?P<task>\d+)-(?P<attempt>\d+)"
-    r"\.[0-9a-f]{8}"
+    r"\.[0-9a-f]{8}(\.\d+)?"
 )
 
 
@@ -150,11 +153,15 @@ class StagedBatch(NamedTuple):
 
 class StagedBatchWriter:
     """
-    Writes one staged file; leaving its block finishes it, an exception deletes it.
+    Writes staged files, one after the other; leaving its block finishes them, an exception deletes.
 
     Args:
-        path: :func:`staged_path`; there must be no such file.
+        path: :func:`staged_path`, of the first; those behind it have a number at their end. There
+            must be no such file.
         files: The door to the file system.
+
+    Attributes:
+        paths: The files, in the order in which they were written.
 
     **Thread rule**: one thread.
 
@@ -163,22 +170,22 @@ class StagedBatchWriter:
     """
 
     def __init__(self, path: Path, *, files: Files = REAL_FILES) -> None:
-        self.path: Final = os.fspath(path)
+        path = os.fspath(path)
+        self.paths: Final[list[str]] = []
         self._files = files
-        self._batches: list[StagedBatch] = []
-        self._position = 0
-        self._room_end = 0  # Up to there is room; or, where there is none to be had, no end.
         self._open: dict[TopicPartition, GrowingBatch] = {}
         self._open_bytes = 0
         self._spares: list[npt.NDArray[np.uint8]] = []
         # Where the file itself needs as much.
-        self._large_memory = LargeMemory(os.path.dirname(self.path))
-        self._fd = files.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self._large_memory = LargeMemory(os.path.dirname(path))
+        self._begin_file(path)
 
-    @property
-    def batches(self) -> list[StagedBatch]:
-        """What was written so far; nothing of the batches that are not full."""
-        return self._batches
+    def _begin_file(self, path: str) -> None:
+        self._batches: list[StagedBatch] = []  # Those of this file.
+        self._position = 0
+        self._room_end = 0  # Up to there is room; or, where there is none to be had, no end.
+        self._fd = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self.paths.append(path)
 
     def add(
         self,
@@ -204,7 +211,7 @@ class StagedBatchWriter:
 
         Raises:
             RecordTooLargeError: A record is larger than 2^31 - 1 bytes, or than the topic takes.
-            StorageError: It cannot be written; nothing of the file can be used.
+            StorageError: It cannot be written; nothing of the files can be used.
         """
         first, end = 0, columns.count if rows is None else len(rows)
         if isinstance(rows, range):
@@ -234,6 +241,9 @@ class StagedBatchWriter:
         batch = self._open.pop(place)
         self._open_bytes -= batch.size_bytes
         data = batch.seal(base_offset=0, leader_epoch=-1)
+        if self._position > 0 and self._position + len(data) > FILE_BYTES:
+            self._finish_file()
+            self._begin_file(f"{self.paths[0]}.{len(self.paths)}")
         if len(data) >= LARGE_BATCH_BYTES:
             self._position = -(-self._position // PAGE_BYTES) * PAGE_BYTES
             self._make_room(self._position + len(data))
@@ -262,12 +272,15 @@ class StagedBatchWriter:
 
     def finish(self) -> None:
         """
-        Write the index; on return the file is whole for whoever opens it.
+        Write what is left; on return the files are whole for whoever opens them.
 
         Raises:
-            StorageError: It is not: a file system may tell only when a file is closed.
+            StorageError: They are not: a file system may tell only when a file is closed.
         """
         self._write_all()
+        self._finish_file()
+
+    def _finish_file(self) -> None:
         index = json.dumps(
             {"version": INDEX_VERSION, "batches": self._batches}, separators=(",", ":")
         ).encode()
@@ -276,9 +289,9 @@ class StagedBatchWriter:
         self._close()
 
     def discard(self) -> None:
-        """Delete the file."""
+        """Delete the files."""
         self._close()
-        self._files.unlink(self.path, missing_ok=True)
+        delete_staged(self.paths, self._files)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -106,8 +106,13 @@ def commit_staged(
                     done = _answer(request)
                     if done is not None:
                         return done
+                    # If it fails nobody comes with these files again.
                     return store.commit_staged(
-                        sink_id, version, staged, create_partitions=create_partitions
+                        sink_id,
+                        version,
+                        staged,
+                        create_partitions=create_partitions,
+                        frees_staged=True,
                     )
             if request is None and clock.monotonic() >= ask_at:
                 names = [os.path.basename(path) for path in staged]

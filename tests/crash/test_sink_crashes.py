@@ -67,7 +67,7 @@ def commit(store, sink, version):
         ),
     ]
     del lost
-    return store.commit_staged(sink, version, files)
+    return store.commit_staged(sink, version, files, frees_staged=sink == "q")
 
 
 def run(path, files):

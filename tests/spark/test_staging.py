@@ -44,25 +44,25 @@ def _stage(tmp_path):
         try:
             for batch in batches:
                 stager.add(pa.record_batch(batch))
-            path = stager.finish()
+            paths = stager.finish()
         except BaseException:
             stager.discard()
             assert before == os.listdir(tmp_path)
             raise
-        return None if path is None else records_of(path)
+        return records_of(*paths)
 
     return run
 
 
-def records_of(path):
-    """Return the records of a staged file by place."""
-    file = StagedFile(path)
+def records_of(*paths):
+    """Return the records of staged files by place."""
     found = {}
-    for each in file.batches:
-        batch = RecordBatch(bytes(file.read([each])))
-        batch.ensure_valid()
-        found.setdefault(each.place, []).extend(batch.records())
-    file.close()
+    for path in paths:
+        with StagedFile(path) as file:
+            for each in file.batches:
+                batch = RecordBatch(bytes(file.read([each])))
+                batch.ensure_valid()
+                found.setdefault(each.place, []).extend(batch.records())
     return found
 
 
@@ -143,7 +143,7 @@ def test_turns_of_rows_without_key(sizes, cuts, batch_bytes, partitions, turn):
             for part in parts:
                 nulls = pa.nulls(len(part), pa.int32())
                 stager.add(part.append_column("partition", nulls) if given_null else part)
-            assert expected == values(records_of(stager.finish()))
+            assert expected == values(records_of(*stager.finish()))
 
 
 def test_topics(stage):
@@ -229,18 +229,20 @@ def test_refused(stage):
 
 def test_no_rows(stage):
     """No file."""
-    assert stage() is None
-    assert stage({"value": pa.array([], pa.binary())}) is None
+    assert {} == stage()
+    assert {} == stage({"value": pa.array([], pa.binary())})
 
 
-def test_many_rows(stage, monkeypatch):
-    """Batches that are not full are written if they are many; nothing is lost, the order stays."""
+def test_many_rows(stage, monkeypatch, tmp_path):
+    """In several files, batches that are not full too; nothing is lost, the order stays."""
     monkeypatch.setattr(staged_batches, "OPEN_BYTES", 1000)
+    monkeypatch.setattr(staged_batches, "FILE_BYTES", 5000)
     batches = [
         {"key": [b"%d" % (at % 5)] * 30, "value": [b"%05d" % (30 * at + n) for n in range(30)]}
         for at in range(50)
     ]
     found = values(stage(*batches))
+    assert len(os.listdir(tmp_path)) >= 5
     assert 1500 == sum(map(len, found.values()))
     assert all(each == sorted(each) for each in found.values())
 

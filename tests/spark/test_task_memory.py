@@ -168,11 +168,12 @@ with open(sys.argv[1], "rb") as stream, large_reads_in_files(stream, memory):
     resource.setrlimit(resource.RLIMIT_DATA, (now + (32 << 20), before[1]))
     for batch in batches:
         stager.add(batch)
-path = stager.finish()
-with StagedFile(path) as file:
-    sizes = sorted(each.size_bytes >> 20 for each in file.batches if file.read([each]))
+sizes = []
+for path in stager.finish():
+    with StagedFile(path) as file:
+        sizes += sorted(each.size_bytes >> 20 for each in file.batches if file.read([each]))
 resource.setrlimit(resource.RLIMIT_DATA, before)
-print(stager.record_count, *sizes[-5:])
+print(stager.record_count, *sorted(sizes)[-5:])
 """
 
 

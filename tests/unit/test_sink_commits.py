@@ -215,6 +215,54 @@ class TestCommit:
         store.commit_staged("q", 0, [path])
         assert [b"2" * 5000] == values(store, "t", 1)
 
+    def test_files_are_freed_as_they_are_read(self, store, monkeypatch):
+        """What they held is in the log then; after a failure it is staged again."""
+        records = {("t", 0): [b"1"], ("t", 1): [b"2"], ("u", 0): [b"3"]}
+        add_rows = logstore.Transaction.add_rows
+        left = []
+
+        def look(self, place, rows):
+            left.append(staged_in(store))
+            if len(left) == 1:
+                raise LogStoreError("no power")
+            add_rows(self, place, rows)
+
+        monkeypatch.setattr(logstore.Transaction, "add_rows", look)
+        for attempt in range(2):
+            files = [staged(store, "q", 0, records, task=task, attempt=attempt) for task in (0, 1)]
+            if attempt == 0:
+                with pytest.raises(LogStoreError, match="no power"):
+                    store.commit_staged("q", 0, files, frees_staged=True)
+                with pytest.raises(StagedBatchesError, match="are not here"):
+                    store.commit_staged("q", 0, files, frees_staged=True)
+            else:
+                done = store.commit_staged("q", 0, files, frees_staged=True)
+                assert SinkCommit({"t": 4, "u": 2}, ()) == done
+        assert [[], []] == left
+        assert ([b"1"] * 2, [b"2"] * 2) == (values(store), values(store, "t", 1))
+
+    def test_files_stay_where_their_loss_would_look_like_a_commit(self, store, monkeypatch):
+        """Where one topic has the version, a file that is missing says that the others do."""
+        store.commit_staged("q", 1, [staged(store, "q", 1, {("t", 0): [b"1"]})])
+        path = staged(store, "q", 1, {("t", 0): [b"1"], ("u", 0): [b"2"]})
+        with monkeypatch.context() as patch:
+            patch.delattr(logstore.Transaction, "add_rows")
+            with pytest.raises(AttributeError):
+                store.commit_staged("q", 1, [path], frees_staged=True)
+        assert SinkCommit({"u": 1}, ("t",)) == store.commit_staged(
+            "q", 1, [path], frees_staged=True
+        )
+        assert ([b"1"], [b"2"], []) == (values(store), values(store, "u"), staged_in(store))
+
+    def test_a_torn_file_is_not_one_that_was_committed(self, store):
+        """Though a topic of it has the version: another one may not."""
+        store.commit_staged("q", 1, [staged(store, "q", 1, {("t", 0): [b"1"]})])
+        path = staged(store, "q", 1, {("t", 0): [b"1"], ("u", 0): [b"2"]})
+        os.truncate(path, os.path.getsize(path) - 1)
+        with pytest.raises(StagedBatchesError, match="not whole"):
+            store.commit_staged("q", 1, [path])
+        assert [] == values(store, "u")
+
     def test_arguments(self, store, tmp_path, clock):
         """An empty id, a file that is missing, a store that may not be written."""
         with pytest.raises(ValueError, match="id is empty"):

@@ -72,13 +72,42 @@ def test_many_partitions(path, monkeypatch):
             for partition in range(20):
                 value = b"%d-%d" % (partition, at)
                 writer.add(TopicPartition("t", partition), columns([value]), batch_bytes=1000)
-        assert len(writer.batches) >= 40
     found = {}
     with StagedFile(path) as file:
+        assert len(file.batches) >= 40
         for each in file.batches:
             records = RecordBatch(bytes(file.read([each]))).records()
             found.setdefault(each.partition, []).extend(record.value for record in records)
     assert {n: [b"%d-%d" % (n, at) for at in range(50)] for n in range(20)} == found
+
+
+def test_several_files(path, tmp_path, monkeypatch):
+    """Each is whole, and has an owner; a batch that is larger than a file has one to itself."""
+    monkeypatch.setattr(staged_batches, "FILE_BYTES", 200_000)
+    sizes = [70_000, 100, 70_000, 70_000, 300_000, 10, 150_000]
+    with StagedBatchWriter(path) as writer:
+        for number, size in enumerate(sizes):
+            value = b"%d" % number + b"x" * size
+            writer.add(TopicPartition("t", number % 2), columns([value]), batch_bytes=10)
+    assert [path, f"{path}.1", f"{path}.2", f"{path}.3"] == writer.paths
+    assert sorted(os.listdir(tmp_path)) == sorted(map(os.path.basename, writer.paths))
+    found = []
+    for each in writer.paths:
+        assert StagedName("q", 3, 5, 1) == StagedName.parse(os.path.basename(each))
+        with StagedFile(each) as file:
+            found.append([int(records_in(file, batch)[0].value[:1]) for batch in file.batches])
+    assert [[0, 1, 2], [3], [4], [5, 6]] == found
+    lost = StagedBatchWriter(path + "lost")
+    for _ in range(4):
+        lost.add(PLACE, columns([b"x" * 150_000]), batch_bytes=10)
+    lost.discard()
+    assert 4 == len(lost.paths)
+    assert not any(map(os.path.exists, lost.paths))
+
+
+def records_in(file, batch):
+    """Return the records of a staged batch."""
+    return list(RecordBatch(bytes(file.read([batch]))).records())
 
 
 def test_too_large_for_the_topic(path):

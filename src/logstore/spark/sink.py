@@ -4,7 +4,7 @@ What batch and streaming writers have in common: a plan, tasks that stage, a com
 ::
 
     driver: writer()      checks columns and options, looks at the store     SinkPlan, pickled
-    task:   write(rows)   writes a staged file, appends nothing              StagedMessage
+    task:   write(rows)   writes staged files, appends nothing               StagedMessage
     driver: commit(...)   appends all staged files in one transaction, once
 
 Each of the three is a process of its own, and a task may be run several times.
@@ -45,17 +45,17 @@ class StagedMessage(WriterCommitMessage):
 
     Attributes:
         task: Which task; the order of records in a partition is that of tasks.
-        path: Its staged file, None if it had no row.
+        paths: Its staged files, none if it had no row.
         record_count: Rows in it.
         sink_id: On whose behalf.
         version: Of which version.
     """
 
     def __init__(
-        self, task: int, path: str | None, record_count: int, sink_id: str, version: int
+        self, task: int, paths: tuple[str, ...], record_count: int, sink_id: str, version: int
     ) -> None:
         self.task = task
-        self.path = path
+        self.paths = paths
         self.record_count = record_count
         self.sink_id = sink_id
         self.version = version
@@ -106,13 +106,13 @@ class SinkPlan(NamedTuple):
         self, batches: Iterator[pa.RecordBatch], task: int, attempt: int, sink_id: str, version: int
     ) -> StagedMessage:
         """
-        Write the rows of a task to its staged file.
+        Write the rows of a task to its staged files.
 
         **Cost**: memory of 30 MiB beside Spark's record batches; what is above 16 MiB, also of
-        those, is in files in Spark's local directory and beside the staged file.
+        those, is in files in Spark's local directory and beside the staged files.
 
         Raises:
-            SparkSourceError: What is wrong; nothing is left of the file.
+            SparkSourceError: What is wrong; nothing is left of the files.
         """
         from logstore.spark.staging import RecordStager  # noqa: PLC0415 - not in the planner
 
@@ -140,7 +140,7 @@ class SinkPlan(NamedTuple):
                 check_store_id(root, self.store_id)
                 for batch in batches:
                     stager.add(batch)
-                path = stager.finish()
+                paths = stager.finish()
             except BaseException as error:
                 with contextlib.suppress(LogStoreError):  # The first error is the one to see.
                     stager.discard()
@@ -148,7 +148,7 @@ class SinkPlan(NamedTuple):
                     raise _named(error) from error
                 raise
         settle()
-        return StagedMessage(task, path, stager.record_count, sink_id, version)
+        return StagedMessage(task, paths, stager.record_count, sink_id, version)
 
     # -- driver ------------------------------------------------------------------------------------
 
@@ -185,13 +185,13 @@ class SinkPlan(NamedTuple):
 
 def staged_of(messages: Sequence[WriterCommitMessage | None]) -> list[StagedMessage]:
     """Return the messages of tasks that had rows, in the order of the tasks."""
-    found = [each for each in messages if isinstance(each, StagedMessage) and each.path is not None]
+    found = [each for each in messages if isinstance(each, StagedMessage) and each.paths]
     return sorted(found, key=lambda each: each.task)
 
 
 def paths_of(staged: Iterable[StagedMessage]) -> list[str]:
     """Return the paths of staged files."""
-    return [each.path for each in staged if each.path is not None]
+    return [path for each in staged for path in each.paths]
 
 
 def _named(error: LogStoreError) -> SparkSourceError:

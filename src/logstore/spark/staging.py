@@ -1,5 +1,5 @@
 """
-From Arrow record batches of a task to its staged file: grouped by partition, encoded in C.
+From Arrow record batches of a task to its staged files: grouped by partition, encoded in C.
 
 Each row is copied once, from Spark's record batch into the batch of its partition, which grows
 until it is full. No Python object is made per row.
@@ -50,10 +50,10 @@ class TopicPlan(NamedTuple):
 
 class RecordStager:
     """
-    Writes the rows of a task to a staged file.
+    Writes the rows of a task to staged files.
 
     Args:
-        open_writer: Makes the file; called with the first row.
+        open_writer: Makes the first file; called with the first row.
         topic: Of every row; None: the column's.
         plan_of: What is to know of a topic.
         keeps_timestamps: Take the column's times.
@@ -100,12 +100,12 @@ class RecordStager:
         if batch.num_rows:
             self._write(batch)
 
-    def finish(self) -> str | None:
-        """Finish the file and return its path; None: there was no row."""
+    def finish(self) -> tuple[str, ...]:
+        """Finish the files and return their paths; none if there was no row."""
         if self._writer is None:
-            return None
+            return ()
         self._writer.finish()
-        return self._writer.path
+        return tuple(self._writer.paths)
 
     def discard(self) -> None:
         """Delete what was written."""
