@@ -25,3 +25,16 @@ def test_what_is_set_stays(monkeypatch):
     }
     assert ("before", sys.executable) == (os.environ["JAVA_HOME"], os.environ["PYSPARK_PYTHON"])
     assert "before" == os.environ["PYSPARK_DRIVER_PYTHON"]
+
+
+def test_rows_of_a_known_size():
+    """They are counted: 4 MiB of them, one at least; their bytes have no bound."""
+    for row_bytes, rows in ((1, 4 << 20), (1000, 4194), (1 << 30, 1)):
+        builder = sql.SparkSession.Builder().remote("sc://localhost")
+        logstore.spark.configure(builder, row_bytes=row_bytes)
+        assert (str(rows), str(2**31 - 1)) == tuple(
+            builder._options[f"spark.sql.execution.arrow.max{what}PerBatch"]
+            for what in ("Records", "Bytes")
+        )
+    with pytest.raises(ValueError, match="row_bytes is 0"):
+        logstore.spark.configure(sql.SparkSession.Builder(), row_bytes=0)
