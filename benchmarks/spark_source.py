@@ -61,10 +61,26 @@ def session() -> Any:
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,
     }.items():
         builder = builder.config(name, value)
-    spark = integration.configure(builder).getOrCreate()
+    spark = integration.configure(builder, row_bytes=VALUE_BYTES + 28).getOrCreate()
     integration.register(spark)
     spark.dataSource.register(IdleSource)
     return spark
+
+
+def new_session() -> Any:
+    """Return a Spark in a JVM of its own; the one that there is, is stopped."""
+    from pyspark import SparkContext  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        gateway = SparkContext._gateway
+        running.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+        SparkContext._gateway = SparkContext._jvm = None
+    return session()
 
 
 def make_store(directory: Path, partitions: int, rows: int) -> int:
