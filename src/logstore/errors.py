@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno as _errno
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 class LogStoreError(Exception):
@@ -75,6 +77,19 @@ class LogStoreError(Exception):
         if isinstance(self, OSError):
             fields["errno"] = self.errno  # Lives in the C part of an OSError.
         return rebuilt, (type(self), self.message, fields)
+
+
+def raise_first(errors: list[ErrorT]) -> NoReturn:
+    """
+    Raise the first of some errors, and leave the list empty: nothing else may refer to them.
+
+    A frame that has an error which it is in the traceback of is a cycle. CPython before 3.12.4 dies
+    when it collects one that leads to a memoryview (gh-77894), as frames that read and write do.
+    """
+    try:
+        raise errors[0]
+    finally:
+        errors.clear()
 
 
 def rebuilt(cls: type[LogStoreError], message: str, fields: dict[str, Any]) -> LogStoreError:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from logstore.errors import ClosedError, StorageError
+from logstore.errors import ClosedError, StorageError, raise_first
 
 if TYPE_CHECKING:
     from logstore.files import Files
@@ -54,7 +54,8 @@ def flush_log_files(
             first += flushed_count
             if error is not None:
                 if is_there(unflushed[first].segment):
-                    raise error
+                    errors, error = [error], None
+                    raise_first(errors)
                 first += 1
     finally:
         for log in unflushed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
@@ -62,6 +63,7 @@ class Reports:
 
     def report(self, error: BaseException, what: str) -> None:
         """Keep an error, log it and tell the listener; this never raises an Exception."""
+        _forget_locals(error)
         report = Report(self._clock.milliseconds(), what, error)
         self.last.append(report)
         logger.error("%s", report)
@@ -71,6 +73,15 @@ class Reports:
             self._listener(report)
         except Exception:
             logger.exception("the listener for errors of background work failed")
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Let an error that is kept keep no memory: see :func:`~logstore.errors.raise_first`."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class ReportingScheduler:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from logstore.clock import Clock, ManualClock
-from logstore.errors import ForkedError
+from logstore.errors import ForkedError, raise_first
 
 Action = Callable[[], object]
 
@@ -138,7 +138,7 @@ class ThreadScheduler:
                 raise TimeoutError(message)
             errors, self.errors = self.errors, []
         if errors:
-            raise errors[0]
+            raise_first(errors)
 
     def shutdown(self, wait: bool = True) -> None:
         """Drop every task; with ``wait``, return after a run under way has ended."""

@@ -24,7 +24,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from logstore.errors import ClosedError, DiskFullError, StorageError
+from logstore.errors import ClosedError, DiskFullError, StorageError, raise_first
 from logstore.file_views import FileViews
 from logstore.files import FileHandle, Files
 from logstore.fresh_indexes import FreshIndexes
@@ -577,7 +577,7 @@ class SegmentFiles:
 
     def _delete_files(self) -> None:
         """Delete the four files; all are tried, then the first failure is raised."""
-        first_error: OSError | None = None
+        errors: list[OSError] = []
         for delete in (
             self._delete_log,
             self.offset_index.delete,
@@ -587,9 +587,9 @@ class SegmentFiles:
             try:
                 delete()
             except OSError as error:
-                first_error = first_error or error
-        if first_error is not None:
-            raise first_error
+                errors.append(error)
+        if errors:
+            raise_first(errors)
 
     def _delete_log(self) -> None:
         path = self.log_path

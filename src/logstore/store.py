@@ -39,6 +39,7 @@ from logstore.config_import import ConfigImport, import_configs
 from logstore.errors import (
     LogStoreError,
     StorageError,
+    raise_first,
 )
 from logstore.files import REAL_FILES, Files
 from logstore.hosted_partition import HostedPartition
@@ -375,10 +376,10 @@ class LogStore(SinkStore, Closing):
             except BaseException:  # An interruption: what was closed is, the rest is recovered.
                 self._drop()
                 raise
-        for each in errors:
-            self.report(each, "close the store")
+        for at in range(len(errors)):
+            self.report(errors[at], "close the store")
         if errors:
-            raise errors[0]
+            raise_first(errors)
 
     def _begin_to_close(self) -> bool:
         """Return False if another thread was first."""

@@ -28,6 +28,7 @@ from logstore.errors import (
     LogStoreError,
     StorageError,
     TopicExistsError,
+    raise_first,
 )
 from logstore.hosted_partition import HostedPartition
 from logstore.hosting_store import WAITING_THREADS, HostingStore
@@ -182,7 +183,7 @@ class TopicStore(HostingStore):
 
         Source: Kafka ``LogManager.nextLogDirs``; spec 6.7.
         """
-        failure: StorageError | None = None
+        failures: list[StorageError] = []
         for path in sorted(counts, key=counts.__getitem__):
             directory = self._live[path]
             assert directory is not None
@@ -192,12 +193,14 @@ class TopicStore(HostingStore):
                 directory.forget([topic_partition])
                 self.files.mkdir(target)
             except StorageError as error:
-                failure = failure or error
+                failures.append(error)
                 self._note_failure(path, error, f"create {topic_partition}")
                 continue
             counts[path] += 1
             return HostedPartition(topic_partition, target, directory, is_new=True)
-        raise failure or self._no_directory()
+        if failures:
+            raise_first(failures)
+        raise self._no_directory()
 
     def delete_topic(self, name: str) -> None:
         """

@@ -41,6 +41,7 @@ from logstore.errors import (
     OfflineError,
     ProducerFencedError,
     StorageError,
+    raise_first,
 )
 from logstore.records_builder import end_transaction_marker
 from logstore.topic_names import TRANSACTION_STATE_TOPIC
@@ -497,10 +498,12 @@ class TransactionCoordinator:
         try:
             logs[0].flush()
         finally:
-            errors = [future.exception() for future in waiting]
-        for error in errors:
-            if error is not None:
-                raise error
+            found = [future.exception() for future in waiting]
+            waiting.clear()
+        errors = [error for error in found if error is not None]
+        found.clear()
+        if errors:
+            raise_first(errors)
 
     def _flushers(self) -> ThreadPoolExecutor:
         with self._lock:
