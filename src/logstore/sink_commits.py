@@ -9,12 +9,14 @@ The notes are records of ``__logstore_sink_commits``, a compacted topic of one p
 
 ======  ===========================================================================================
 key     JSON ``{"sink": ..., "topic": ...}``
-value   JSON ``{"topic_id": ..., "version": ..., "time": ...}``; null: forgotten
+value   JSON ``{"topic_id": ..., "version": ..., "time": ..., "staged": ...}``; null: forgotten
 ======  ===========================================================================================
 
 So a note is there if and only if its records are, and what becomes of the records later (retention,
 compaction, deletion) and of the producer does not concern it. A note of another topic id is about a
-topic of the same name that was deleted, and holds no more.
+topic of the same name that was deleted, and holds no more. ``staged`` is a hash of the names of
+the files: whoever comes again with files that are gone learns from it that these were committed,
+and not others of the same version to other topics.
 
 ====================  ==============================================================================
 version               what a commit does, for each topic
@@ -28,6 +30,7 @@ higher one noted      fails: an older state of the sink has come back
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -50,6 +53,7 @@ from logstore.errors import (
     StagedBatchesError,
     StorageError,
     UnknownTopicError,
+    raise_first,
 )
 from logstore.files import REAL_FILES, Files
 from logstore.staged_batches import (
@@ -144,6 +148,7 @@ class _Note(NamedTuple):
     topic_id: str | None
     version: int
     time: int
+    staged: str | None = None
 
 
 class SinkCommits:
@@ -186,6 +191,7 @@ class SinkCommits:
         """
         if not sink_id:
             raise ValueError("the sink's id is empty; give it a lasting name")
+        staged = list(dict.fromkeys(staged))
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed; open it again")
@@ -201,28 +207,26 @@ class SinkCommits:
         create_partitions: int | None,
         frees_staged: bool,
     ) -> SinkCommit:
-        missing: LogStoreError | None = None
+        missing: list[StagedBatchesError] = []
         places: dict[TopicPartition, None] = {}
         for path in staged:
             try:
                 with self._opened(path) as file:
                     places.update(dict.fromkeys(batch.place for batch in file.batches))
             except StagedBatchesError as error:
-                if self._store.files.exists(path):
-                    raise
-                missing = error  # Whoever has committed them before has deleted them.
+                missing.append(error)  # Whoever has committed them before has deleted them.
                 break
         topics = list(dict.fromkeys(place.topic for place in places))
-        if missing is None:
+        if not missing:
             if not places:
                 return SinkCommit({}, ())
             self._check_places(places, topics, create_partitions)
         with self._transaction() as transaction:
             notes = self._notes()
-            if missing is not None:
-                repeated = self._topics_at(notes, sink_id, version)
+            if missing:
+                repeated = self._repeated(notes, sink_id, version, staged)
                 if not repeated:
-                    raise missing
+                    raise_first(missing)
                 return SinkCommit({}, repeated)
             new = [topic for topic in topics if self._is_new(notes, topic, sink_id, version)]
             repeated = tuple(topic for topic in topics if topic not in new)
@@ -230,10 +234,8 @@ class SinkCommits:
                 return SinkCommit({}, repeated)
             transaction.note_partitions([*(place for place in places if place.topic in new), PLACE])
             appended = [place for place in places if place.topic in new]
-            # Another call that misses them must find that nothing of this version is noted.
-            frees_staged = frees_staged and not repeated
             counts = self._append(transaction, staged, appended, frees_staged)
-            transaction.add_rows(PLACE, self._rows(notes, sink_id, version, new))
+            transaction.add_rows(PLACE, self._rows(notes, sink_id, version, new, staged))
             transaction.commit()
         self._clean()
         return SinkCommit(counts, repeated)
@@ -260,6 +262,7 @@ class SinkCommits:
             deleting = running.enter_context(pool) if self._threads > 1 else None
 
             def has_read(path: str) -> None:
+                """Delete a file behind its last reader."""
                 with lock:
                     readers[path] -= 1
                     is_last = readers[path] == 0
@@ -270,8 +273,9 @@ class SinkCommits:
                 else:
                     deleting.submit(self._delete, path)
 
+            has_failed = threading.Event()
             for found in map_in_threads(
-                lambda share: self._append_share(transaction, staged, share, has_read),
+                lambda share: self._append_share(transaction, staged, share, has_read, has_failed),
                 shares,
                 self._threads,
             ):
@@ -279,7 +283,7 @@ class SinkCommits:
         return dict(counts)
 
     def _delete(self, path: str) -> None:
-        with contextlib.suppress(StorageError):  # It is tried again behind the commit.
+        with contextlib.suppress(StorageError):  # A commit, this one or a later, tries again.
             delete_staged([path], self._store.files)
 
     @property
@@ -293,10 +297,27 @@ class SinkCommits:
         staged: Sequence[str],
         places: AbstractSet[TopicPartition],
         has_read: Callable[[str], None],
+        has_failed: threading.Event,
+    ) -> dict[str, int]:
+        try:
+            return self._append_files(transaction, staged, places, has_read, has_failed)
+        except BaseException:
+            has_failed.set()
+            raise
+
+    def _append_files(
+        self,
+        transaction: Transaction,
+        staged: Sequence[str],
+        places: AbstractSet[TopicPartition],
+        has_read: Callable[[str], None],
+        has_failed: threading.Event,
     ) -> dict[str, int]:
         counts = dict.fromkeys((place.topic for place in places), 0)
         memory = ReadMemory(self._store.paths[0], self._store.files)
         for path in staged:
+            if has_failed.is_set():  # In another thread: nothing of this will be committed.
+                break
             with self._opened(path, memory) as file:
                 for batches in file.stretches():
                     place = batches[0].place
@@ -339,15 +360,20 @@ class SinkCommits:
                     partition=place.partition,
                 )
 
-    def _topics_at(
-        self, notes: Mapping[tuple[str, str], _Note], sink_id: str, version: int
+    def _repeated(
+        self,
+        notes: Mapping[tuple[str, str], _Note],
+        sink_id: str,
+        version: int,
+        staged: Sequence[str],
     ) -> tuple[str, ...]:
-        """Return the topics for which a version of a sink is noted."""
-        return tuple(
-            topic
+        """Return the topics that have a version of a sink; none if these files did not make it."""
+        found = {
+            topic: note.staged
             for (other, topic), note in notes.items()
             if other == sink_id and note.version == version and self._holds(topic, note)
-        )
+        }
+        return tuple(found) if _hash_of(staged) in found.values() else ()
 
     def _ensure_topic(self, topic: str, create_partitions: int | None) -> None:
         if topic in self._store:
@@ -380,10 +406,17 @@ class SinkCommits:
         sink_id: str,
         version: int,
         topics: Iterable[str],
+        staged: Sequence[str],
     ) -> list[RecordFields]:
         now_ms = self._store.clock.milliseconds()
+        names = _hash_of(staged)
         rows = [
-            _row(sink_id, topic, _Note(self._store.topic_id_of(topic), version, now_ms), now_ms)
+            _row(
+                sink_id,
+                topic,
+                _Note(self._store.topic_id_of(topic), version, now_ms, names),
+                now_ms,
+            )
             for topic in topics
         ]
         for (other, topic), note in notes.items():
@@ -482,11 +515,12 @@ def sweep_staged(
         directories: Where to look.
         files: The door to the file system.
         now_ms: Files that were last written a week before have no owner.
-        sink_id: Of a sink that has committed ``version``, no file up to that has one; None: none
-            has.
+        sink_id: Of a sink that has committed ``version``, no file below it has one, and of a job
+            none at all; None: of no sink. Another write may be at the same version.
         version: See ``sink_id``.
     """
     slug = None if sink_id is None else sink_slug(sink_id)
+    end = version + 1 if sink_id is not None and sink_id.startswith(JOB_PREFIX) else version
     found = []
     for directory in directories:
         for name in files.listdir(directory):
@@ -494,7 +528,7 @@ def sweep_staged(
             if parsed is None:
                 continue
             path = os.path.join(directory, name)
-            is_done = parsed.sink == slug and parsed.version <= version
+            is_done = parsed.sink == slug and parsed.version < end
             if is_done or _is_old(path, files, now_ms):
                 files.unlink(path, missing_ok=True)
                 found.append(path)
@@ -506,6 +540,12 @@ def _is_old(path: str, files: Files, now_ms: int) -> bool:
         return now_ms - files.modified_ms(path) > ORPHAN_MS
     except StorageError:  # Its owner has deleted it.
         return False
+
+
+def _hash_of(staged: Sequence[str]) -> str:
+    """Return what a note has of the files: no two writes have files of the same names."""
+    names = "\n".join(os.path.basename(path) for path in staged)
+    return hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _row(sink_id: str, topic: str, note: _Note | None, now_ms: int) -> RecordFields:
@@ -524,7 +564,9 @@ def _read_notes(log: Log) -> dict[tuple[str, str], _Note]:
                 notes.pop(place, None)
                 continue
             value: Any = json.loads(record.value)
-            notes[place] = _Note(value["topic_id"], int(value["version"]), int(value["time"]))
+            notes[place] = _Note(
+                value["topic_id"], int(value["version"]), int(value["time"]), value.get("staged")
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRecordError(
                 f"a record of {SINK_COMMITS_TOPIC} is no note of a sink ({error}); somebody else"

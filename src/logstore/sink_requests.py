@@ -126,6 +126,7 @@ class RequestDesk:
         self._files = files
         self._modified_ms = -1
         self._looks_left = 0
+        self._unsent: dict[str, bytes] = {}  # Answers that could not be written, by request.
 
     def serve(self, commit: Callable[[SinkRequest, list[str]], SinkCommit], now_ms: int) -> int:
         """
@@ -140,6 +141,9 @@ class RequestDesk:
 
         Cost: one ``stat`` if nothing has changed.
         """
+        for path, answer in list(self._unsent.items()):
+            with contextlib.suppress(StorageError):  # It was raised, and reported, when it was new.
+                self._send(path, answer)
         modified_ms = self._files.modified_ms(self._directory)
         if modified_ms != self._modified_ms:
             self._modified_ms = modified_ms
@@ -151,16 +155,16 @@ class RequestDesk:
         for name in self._files.listdir(self._directory):
             path = os.path.join(self._directory, name)
             if name.endswith((TAKEN_SUFFIX, TEMPORARY_SUFFIX)) or name.startswith(ANSWER_PREFIX):
-                if name.startswith((REQUEST_PREFIX, ANSWER_PREFIX)):
+                is_ours = name.startswith((REQUEST_PREFIX, ANSWER_PREFIX))
+                if is_ours and path.removesuffix(TAKEN_SUFFIX) not in self._unsent:
                     self._sweep(path, now_ms)
             elif name.startswith(REQUEST_PREFIX):
-                served += self._serve_one(path, name.removeprefix(REQUEST_PREFIX), commit, now_ms)
+                served += self._serve_one(path, commit, now_ms)
         return served
 
     def _serve_one(
         self,
         path: str,
-        key: str,
         commit: Callable[[SinkRequest, list[str]], SinkCommit],
         now_ms: int,
     ) -> int:
@@ -181,13 +185,18 @@ class RequestDesk:
             ]
             done = commit(request, paths)
             answer.update(done._asdict())
-        except (LogStoreError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
             answer["error"] = _text_of(error)
-        self._files.replace_file(
-            os.path.join(self._directory, ANSWER_PREFIX + key), json.dumps(answer).encode()
-        )
-        self._files.unlink(taken, missing_ok=True)
+        self._send(path, json.dumps(answer).encode())
         return 1
+
+    def _send(self, path: str, answer: bytes) -> None:
+        """Answer a request; where that cannot be written it is tried again, as somebody waits."""
+        self._unsent[path] = answer
+        key = os.path.basename(path).removeprefix(REQUEST_PREFIX)
+        self._files.replace_file(os.path.join(self._directory, ANSWER_PREFIX + key), answer)
+        del self._unsent[path]
+        self._files.unlink(path + TAKEN_SUFFIX, missing_ok=True)
 
     def _sweep(self, path: str, now_ms: int) -> None:
         with contextlib.suppress(StorageError):

@@ -55,8 +55,7 @@ class SinkStore(TransactionalStore):
             staged: Files that :class:`~logstore.staged_batches.StagedBatchWriter` has finished.
             create_partitions: A topic that is missing is made with so many; None: it is an error.
             frees_staged: Delete each file as soon as it is read, so that the log grows into its
-                space and memory: faster by half where memory is new to the process's machine. If
-                the commit fails, the records have to be staged again.
+                space and memory. If the commit fails, the records have to be staged again.
 
         Returns:
             How many records of which topics were appended, and which topics had them.
@@ -68,7 +67,8 @@ class SinkStore(TransactionalStore):
             StagedBatchesError: A file is missing or not whole.
             UnknownTopicError: There is no such topic or partition.
             RecordTooLargeError: A batch is larger than a topic's max.message.bytes.
-            StorageError: A disk has failed; call it again with the same version.
+            StorageError: A disk has failed; call it again with the same version, and what
+                ``frees_staged`` has deleted staged anew.
         """
         self.check_writable()
         return self._sinks.commit(

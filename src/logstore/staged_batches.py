@@ -26,6 +26,7 @@ and batches. Decision 0084.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -42,6 +43,7 @@ from logstore.errors import (
     RecordTooLargeError,
     StagedBatchesError,
     StorageError,
+    raise_first,
 )
 from logstore.files import REAL_FILES, Files, Path
 from logstore.large_memory import LARGE_BYTES, LargeMemory
@@ -72,7 +74,7 @@ PAGE_BYTES: Final = 4096
 # Batches from this size on begin at a page, and get room ahead: it takes half of the time to write.
 LARGE_BATCH_BYTES: Final = 64 << 10
 ROOM_BYTES: Final = 8 << 20
-# A file has no more, but for a batch that is larger by itself.
+# Batches of a file take no more, but for one that is larger by itself.
 FILE_BYTES: Final = 16 << 20
 
 _HEAD: Final = struct.Struct(">qiibI")
@@ -241,11 +243,13 @@ class StagedBatchWriter:
         batch = self._open.pop(place)
         self._open_bytes -= batch.size_bytes
         data = batch.seal(base_offset=0, leader_epoch=-1)
+        is_large = len(data) >= LARGE_BATCH_BYTES
+        if is_large:
+            self._position = -(-self._position // PAGE_BYTES) * PAGE_BYTES
         if self._position > 0 and self._position + len(data) > FILE_BYTES:
             self._finish_file()
             self._begin_file(f"{self.paths[0]}.{len(self.paths)}")
-        if len(data) >= LARGE_BATCH_BYTES:
-            self._position = -(-self._position // PAGE_BYTES) * PAGE_BYTES
+        if is_large:
             self._make_room(self._position + len(data))
         size_bytes = self._files.pwrite(self._fd, data, self._position)
         self._batches.append(
@@ -285,13 +289,17 @@ class StagedBatchWriter:
             {"version": INDEX_VERSION, "batches": self._batches}, separators=(",", ":")
         ).encode()
         trailer = _TRAILER.pack(len(index), crc32c(index), _MAGIC)
-        self._files.pwrite(self._fd, index + trailer, self._position)
+        end = self._position + self._files.pwrite(self._fd, index + trailer, self._position)
+        if end < self._room_end < sys.maxsize:
+            self._files.ftruncate(self._fd, end)  # Gives back what was allocated ahead.
         self._close()
 
     def discard(self) -> None:
         """Delete the files."""
-        self._close()
-        delete_staged(self.paths, self._files)
+        try:
+            self._close()
+        finally:
+            delete_staged(self.paths, self._files)
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -302,9 +310,16 @@ class StagedBatchWriter:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if error is None:
-            self.finish()
-            return
+        try:
+            if error is None:
+                self.finish()
+                return
+        except BaseException:
+            self._discard_quietly()
+            raise
+        self._discard_quietly()
+
+    def _discard_quietly(self) -> None:
         with contextlib.suppress(LogStoreError):  # The first error is the one to see.
             self.discard()
 
@@ -371,6 +386,8 @@ class StagedFile:
         try:
             self._fd = files.open(self.path, os.O_RDONLY)
         except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
             raise StagedBatchesError(
                 f"the staged records {self.path} are not here; tasks and whoever commits need the"
                 " same directory, and none may be older than a week",
@@ -469,6 +486,17 @@ def _head_of(batch: StagedBatch) -> bytes:
 
 
 def delete_staged(paths: Iterable[str], files: Files = REAL_FILES) -> None:
-    """Delete staged files, also those that are gone already."""
+    """
+    Delete staged files, also those that are gone already.
+
+    Raises:
+        StorageError: One could not be deleted; those behind it were.
+    """
+    errors: list[StorageError] = []
     for path in paths:
-        files.unlink(path, missing_ok=True)
+        try:
+            files.unlink(path, missing_ok=True)
+        except StorageError as error:
+            errors.append(error)
+    if errors:
+        raise_first(errors)

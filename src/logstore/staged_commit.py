@@ -7,6 +7,8 @@ has it open for writing, the commit is asked of that one, until it is done or th
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from typing import Final
@@ -17,17 +19,21 @@ from logstore.errors import (
     InconsistentTopicIdError,
     LockedError,
     LogNotFoundError,
+    LogStoreError,
     ProducerFencedError,
+    StorageError,
 )
 from logstore.files import REAL_FILES, Files
 from logstore.meta_properties import read_meta_properties
 from logstore.sink_commits import SinkCommit
 from logstore.sink_requests import PostedRequest, SinkRequest
-from logstore.store import open_log_store
+from logstore.store import LogStore, open_log_store
 
 TIMEOUT_SECONDS: Final = 60.0
 LOCK_WAIT_SECONDS: Final = 0.05  # For another one that commits, before it is asked.
 POLL_SECONDS: Final = 0.01
+
+logger = logging.getLogger(__name__)
 
 
 def store_id_of(directory: str, files: Files = REAL_FILES) -> str | None:
@@ -86,7 +92,7 @@ def commit_staged(
 
     Raises:
         LockedError: Another process has the store open, and did not answer; it names that one.
-            Nothing was committed.
+            Nothing was committed, unless it says so.
         LogNotFoundError: There is no store; none is made.
 
     Other errors are those of ``LogStore.commit_staged``.
@@ -95,6 +101,7 @@ def commit_staged(
     deadline = clock.monotonic() + timeout_seconds
     ask_at = clock.monotonic() + min(LOCK_WAIT_SECONDS, timeout_seconds)
     request: PostedRequest | None = None
+    was_taken = False
     try:
         while True:
             try:
@@ -102,18 +109,9 @@ def commit_staged(
             except LockedError as error:
                 locked = error
             else:
-                with store:
-                    done = _answer(request)
-                    if done is not None:
-                        return done
-                    # If it fails nobody comes with these files again.
-                    return store.commit_staged(
-                        sink_id,
-                        version,
-                        staged,
-                        create_partitions=create_partitions,
-                        frees_staged=True,
-                    )
+                return _commit_and_close(
+                    store, request, sink_id, version, staged, create_partitions
+                )
             if request is None and clock.monotonic() >= ask_at:
                 names = [os.path.basename(path) for path in staged]
                 until = clock.milliseconds() + int(1000 * (deadline - clock.monotonic()))
@@ -133,10 +131,38 @@ def commit_staged(
                 done = _answer(request)
                 if done is not None:
                     return done
-                raise _not_answered(paths[0], locked, timeout_seconds) from locked
+                raise _not_answered(paths[0], locked, timeout_seconds, was_taken) from locked
+            was_taken = was_taken or (request is not None and request.is_taken)
     finally:
         if request is not None:
-            request.withdraw()
+            with contextlib.suppress(StorageError):  # What is left of it is swept.
+                request.withdraw()
+
+
+def _commit_and_close(
+    store: LogStore,
+    request: PostedRequest | None,
+    sink_id: str,
+    version: int,
+    staged: Sequence[str],
+    create_partitions: int | None,
+) -> SinkCommit:
+    with contextlib.ExitStack() as closing:
+        closing.push(store)
+        done = _answer(request)
+        if done is None:
+            if request is not None:
+                request.take_back()  # Else this store would answer it as well.
+            # If it fails nobody comes with these files again.
+            done = store.commit_staged(
+                sink_id, version, staged, create_partitions=create_partitions, frees_staged=True
+            )
+        closing.pop_all()
+    try:
+        store.close()
+    except LogStoreError as error:  # The next one to open it recovers it: it is committed.
+        logger.warning("%s was committed to, and not closed in order: %s", store.paths[0], error)
+    return done
 
 
 def _is_at_it(request: PostedRequest | None) -> bool:
@@ -153,15 +179,18 @@ def _answer(request: PostedRequest | None) -> SinkCommit | None:
         return None  # It was about to close the store, which will be free.
 
 
-def _not_answered(directory: str, locked: LockedError, timeout_seconds: float) -> LockedError:
+def _not_answered(
+    directory: str, locked: LockedError, timeout_seconds: float, was_taken: bool
+) -> LockedError:
     who = (
         "another program (a broker?)"
         if locked.pid is None
         else f"process {locked.pid} on host {locked.host}"
     )
+    outcome = "it may have been committed" if was_taken else "nothing was written"
     return LockedError(
         f"{who} has {directory} open for writing and did not answer within {timeout_seconds:g} s;"
-        " close it there, or raise writerTimeout; nothing was written",
+        f" close it there, or raise writerTimeout; {outcome}",
         host=locked.host,
         pid=locked.pid,
         path=directory,

@@ -36,5 +36,9 @@ def test_rows_of_a_known_size():
             builder._options[f"spark.sql.execution.arrow.max{what}PerBatch"]
             for what in ("Records", "Bytes")
         )
+    builder = sql.SparkSession.Builder().remote("sc://localhost")
+    builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "0")  # No bound, either.
+    logstore.spark.configure(builder, row_bytes=100)
+    assert "4194304" == builder._options["spark.sql.execution.arrow.maxBytesPerBatch"]
     with pytest.raises(ValueError, match="row_bytes is 0"):
         logstore.spark.configure(sql.SparkSession.Builder(), row_bytes=0)

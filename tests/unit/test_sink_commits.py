@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import until
 from staged_records import staged
 
 import logstore
@@ -216,43 +217,52 @@ class TestCommit:
         assert [b"2" * 5000] == values(store, "t", 1)
 
     def test_files_are_freed_as_they_are_read(self, store, monkeypatch):
-        """What they held is in the log then; after a failure it is staged again."""
-        records = {("t", 0): [b"1"], ("t", 1): [b"2"], ("u", 0): [b"3"]}
-        add_rows = logstore.Transaction.add_rows
+        """One that was read is gone while the next is appended, and that one is not."""
+        files = [staged(store, "q", 0, {("u", 0): [b"%d" % task]}, task=task) for task in range(3)]
         left = []
+        append = logstore.Transaction.append_batches
 
-        def look(self, place, rows):
-            left.append(staged_in(store))
-            if len(left) == 1:
-                raise LogStoreError("no power")
-            add_rows(self, place, rows)
+        def look(self, place, batches):
+            until(lambda: not any(map(os.path.exists, files[: len(left)])))
+            left.append([os.path.exists(path) for path in files])
+            append(self, place, batches)
 
-        monkeypatch.setattr(logstore.Transaction, "add_rows", look)
-        for attempt in range(2):
-            files = [staged(store, "q", 0, records, task=task, attempt=attempt) for task in (0, 1)]
-            if attempt == 0:
-                with pytest.raises(LogStoreError, match="no power"):
-                    store.commit_staged("q", 0, files, frees_staged=True)
-                with pytest.raises(StagedBatchesError, match="are not here"):
-                    store.commit_staged("q", 0, files, frees_staged=True)
-            else:
-                done = store.commit_staged("q", 0, files, frees_staged=True)
-                assert SinkCommit({"t": 4, "u": 2}, ()) == done
-        assert [[], []] == left
-        assert ([b"1"] * 2, [b"2"] * 2) == (values(store), values(store, "t", 1))
+        monkeypatch.setattr(logstore.Transaction, "append_batches", look)
+        store.commit_staged("q", 0, files, frees_staged=True)
+        assert [[n <= number for number in range(3)] for n in range(3)] == left
+        assert [b"0", b"1", b"2"] == values(store, "u")
 
-    def test_files_stay_where_their_loss_would_look_like_a_commit(self, store, monkeypatch):
-        """Where one topic has the version, a file that is missing says that the others do."""
+    def test_what_failed_and_was_freed_is_no_commit(self, store, monkeypatch):
+        """It is staged again; also where another topic has the version."""
         store.commit_staged("q", 1, [staged(store, "q", 1, {("t", 0): [b"1"]})])
-        path = staged(store, "q", 1, {("t", 0): [b"1"], ("u", 0): [b"2"]})
-        with monkeypatch.context() as patch:
-            patch.delattr(logstore.Transaction, "add_rows")
-            with pytest.raises(AttributeError):
+        records = {("t", 1): [b"2"], ("u", 0): [b"3"]}
+        for places in ([("u", 0)], [("t", 1), ("u", 0)]):
+            path = staged(store, "q", 1, {place: records[place] for place in places})
+            with monkeypatch.context() as patch:
+                patch.delattr(logstore.Transaction, "add_rows")
+                with pytest.raises(AttributeError):
+                    store.commit_staged("q", 1, [path], frees_staged=True)
+            with pytest.raises(StagedBatchesError, match="are not here"):
                 store.commit_staged("q", 1, [path], frees_staged=True)
-        assert SinkCommit({"u": 1}, ("t",)) == store.commit_staged(
-            "q", 1, [path], frees_staged=True
-        )
-        assert ([b"1"], [b"2"], []) == (values(store), values(store, "u"), staged_in(store))
+        path = staged(store, "q", 1, records)
+        done = SinkCommit({"u": 1}, ("t",))
+        assert done == store.commit_staged("q", 1, [path], frees_staged=True)
+        assert ([b"1"], [], [b"3"]) == (values(store), values(store, "t", 1), values(store, "u"))
+        assert ("t", "u") == store.commit_staged("q", 1, [path]).repeated
+
+    def test_two_writes_of_one_version(self, store):
+        """To topics of their own: neither is taken for the other, nor deletes what it has."""
+        first = staged(store, "q", 1, {("t", 0): [b"1"]})
+        second = staged(store, "q", 1, {("u", 0): [b"2"]})
+        assert SinkCommit({"t": 1}, ()) == store.commit_staged("q", 1, [first])
+        assert SinkCommit({"u": 1}, ()) == store.commit_staged("q", 1, [second])
+        assert ([b"1"], [b"2"]) == (values(store), values(store, "u"))
+
+    def test_a_file_that_is_given_twice(self, store):
+        """Is appended once."""
+        path = staged(store, "q", 1, {("t", 0): [b"1"], ("u", 0): [b"2"]})
+        done = store.commit_staged("q", 1, [path, path], frees_staged=True)
+        assert SinkCommit({"t": 1, "u": 1}, ()) == done
 
     def test_a_torn_file_is_not_one_that_was_committed(self, store):
         """Though a topic of it has the version: another one may not."""
@@ -393,15 +403,22 @@ class TestOrphans:
     """What attempts leave that nobody commits."""
 
     def test_of_the_sink(self, store):
-        """Up to the version; a later one may be at work."""
+        """Below the version; another write may be at work at this one, or at a later one."""
         old = staged(store, "q", 3, {("t", 0): [b"x"]}, attempt=0)
         lost = staged(store, "q", 4, {("t", 0): [b"x"]}, attempt=0)
         new = staged(store, "q", 5, {("t", 0): [b"5"]})
         other = staged(store, "r", 1, {("t", 0): [b"5"]})
         store.commit_staged("q", 4, [staged(store, "q", 4, {("t", 0): [b"4"]}, attempt=1)])
-        assert sorted(map(os.path.basename, (new, other))) == sorted(staged_in(store))
+        assert sorted(map(os.path.basename, (lost, new, other))) == sorted(staged_in(store))
         assert not os.path.exists(old)
-        assert not os.path.exists(lost)
+        store.commit_staged("q", 5, [new])
+        assert [os.path.basename(other)] == staged_in(store)
+
+    def test_of_a_job(self, store):
+        """It has one version, and commits once."""
+        staged(store, "job_1", 0, {("t", 0): [b"x"]}, attempt=0)
+        store.commit_staged("job_1", 0, [staged(store, "job_1", 0, {("t", 0): [b"1"]}, attempt=1)])
+        assert ([], [b"1"]) == (staged_in(store), values(store))
 
     def test_by_age(self, store, clock):
         """Any that is older than a week."""

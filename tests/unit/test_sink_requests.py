@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -19,14 +20,18 @@ from logstore.errors import (
     InconsistentTopicIdError,
     LockedError,
     LogNotFoundError,
+    LogStoreError,
     SinkVersionError,
+    StorageError,
     UnknownTopicError,
 )
+from logstore.files import Files
 from logstore.scheduler import ManualScheduler
 from logstore.sink_commits import SinkCommit
 from logstore.sink_requests import ANSWER_PREFIX, REQUEST_PREFIX, PostedRequest, SinkRequest
+from logstore.staged_batches import STAGED_PREFIX
 from logstore.staged_commit import commit_staged, store_id_of
-from logstore.store import open_log_store
+from logstore.store import LogStore, open_log_store
 
 FEW = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
 LATE = 1 << 60
@@ -197,13 +202,46 @@ class TestDesk:
     def test_after_a_kill(self, holder, path):
         """Committed, and killed before the answer: whoever takes over finds it noted."""
         request = self.post(holder)
+        (file,) = (name for name in os.listdir(path) if name.startswith(STAGED_PREFIX))
         name = next(name for name in os.listdir(path) if name.startswith(REQUEST_PREFIX))
         holder.answer_requests()
         os.unlink(os.path.join(path, name.replace(REQUEST_PREFIX, ANSWER_PREFIX)))
         assert request.answer() is None
-        file = staged(holder, "q", 0, {("t", 0): [b"0"]})
-        os.unlink(file)
-        assert SinkCommit({}, ("t",)) == holder.commit_staged("q", 0, [file])
+        assert SinkCommit({}, ("t",)) == holder.commit_staged("q", 0, [os.path.join(path, file)])
+
+    def test_an_answer_that_cannot_be_written(self, holder, path, monkeypatch):
+        """It is reported once, and written when there is room, however long that takes."""
+        request = self.post(holder)
+        replace_file = Files.replace_file
+
+        def replace(files, file, data):
+            if ANSWER_PREFIX in file:
+                full_disk()
+            replace_file(files, file, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Files, "replace_file", replace)
+            for _ in range(3):
+                holder.answer_requests()
+        assert (None, True, 1) == (request.answer(), request.is_taken, len(holder.errors))
+        holder.errors.clear()
+        (taken,) = (name for name in os.listdir(path) if name.endswith(".taken"))
+        os.utime(os.path.join(path, taken), (0, 0))
+        holder.answer_requests()
+        assert SinkCommit({"t": 1}, ()) == request.answer()
+        assert not request.is_taken
+
+    def test_any_error_is_an_answer(self, holder, monkeypatch):
+        """Else who asks would wait for it."""
+        request = self.post(holder)
+
+        def broken(*_arguments, **_options):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(holder._sinks, "commit", broken)
+        assert 1 == holder.answer_requests()
+        with pytest.raises(LogStoreError, match="RuntimeError: can't start new thread"):
+            request.answer()
 
     def test_malformed(self, holder, path):
         """It is answered, and reaches no file elsewhere."""
@@ -225,6 +263,29 @@ class TestDesk:
         holder.clock.set(3_600_001)
         holder.answer_requests()
         assert [] == leftovers(path)
+
+
+def full_disk(*_arguments):
+    """Fail as a full disk does."""
+    raise StorageError("no space", errno.ENOSPC)
+
+
+def test_committed_and_not_closed_in_order(path, monkeypatch, caplog):
+    """It is committed all the same: to say that it was not would have it written twice."""
+    file = stage(path, "q", 0, {("t", 0): [b"1"]})
+    close = LogStore.close
+
+    def failing(self):
+        close(self)
+        full_disk()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogStore, "close", failing)
+        assert SinkCommit({"t": 1}, ()) == commit_staged([path], "q", 0, [file])
+        assert "was committed to, and not closed in order: no space" in caplog.text
+        with pytest.raises(UnknownTopicError):
+            commit_staged([path], "q", 1, [stage(path, "q", 1, {("no", 0): [b"1"]})])
+    assert [b"1"] == values(path)
 
 
 def test_never_makes_a_store(tmp_path, path):

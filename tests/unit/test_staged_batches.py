@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from logstore.staged_batches import (
     StagedBatchWriter,
     StagedFile,
     StagedName,
+    delete_staged,
     sink_slug,
     staged_path,
 )
@@ -212,6 +215,50 @@ def test_room_that_cannot_be_had_ahead(path):
                 for record in batch.records()
             ]
         os.unlink(path)
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "close"])
+def test_nothing_is_left_of_what_failed(path, tmp_path, operation):
+    """When it is finished, or closed."""
+    files = FailingFiles()
+    before = len(os.listdir("/dev/fd"))
+    writer = StagedBatchWriter(path, files=files)
+    writer.add(PLACE, columns([b"1"]))
+    files.fail(operation, errno.EDQUOT)
+    with pytest.raises(StorageError), writer:
+        assert [path] == writer.paths
+    assert ([], before) == (os.listdir(tmp_path), len(os.listdir("/dev/fd")))
+
+
+def test_all_that_can_be_deleted_is(tmp_path):
+    """Behind one that cannot, too."""
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        Path(path).touch()
+    files = FailingFiles()
+    files.fail("unlink", errno.EIO)
+    with pytest.raises(StorageError):
+        delete_staged(paths, files)
+    assert ["a"] == os.listdir(tmp_path)
+
+
+def test_an_error_that_was_kept_goes_with_its_last_reference(tmp_path):
+    """A cycle of it and its frames may have memoryviews in it, and crash the collector."""
+    files = FailingFiles()
+    files.fail("unlink", errno.EIO)
+    references = []
+    try:
+        delete_staged([str(tmp_path / "a")], files)
+    except StorageError as error:
+        references.append(weakref.ref(error))
+    assert [None] == [each() for each in references]
+
+
+def test_room_is_given_back(path):
+    """A file takes what it holds."""
+    with StagedBatchWriter(path) as writer:
+        writer.add(PLACE, columns([b"x" * 100_000]))
+    assert os.stat(path).st_blocks * 512 < 300_000
 
 
 def test_a_range_of_rows(path):

@@ -31,7 +31,7 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(BATCH_BYTES),
 }
-# The one value with which Spark does not add up how large a batch is, again for each row.
+# With any other value Spark adds up, again for each row, how large the batch is.
 NO_BOUND: Final = str(2**31 - 1)
 
 
@@ -55,7 +55,7 @@ def configure(builder: Any, *, row_bytes: int | None = None) -> Any:
 
     To be called before there is a session: Java is found (:func:`java_home`), and Python's workers
     use this interpreter. They talk to Spark over Unix domain sockets, which saves 40 ms for each
-    task, and get rows in record batches of 4 MiB, whatever the size of a row: Spark's 10,000 rows
+    task, and get rows in record batches of 4 MiB: Spark's 10,000 rows
     are 1 MiB of small ones, and up to 64 MiB of large ones. What is set already in the environment
     or in the builder stays.
 
@@ -64,7 +64,8 @@ def configure(builder: Any, *, row_bytes: int | None = None) -> Any:
         row_bytes: The size of a row that Python is handed (key, value and 16 bytes), which hardly
             any exceeds. Spark then counts rows, as many as make 4 MiB, and does not add up bytes
             after each, which is a quarter of what a write costs in the JVM. Nothing bounds a batch
-            of larger rows. None: rows may have any size.
+            of larger rows. It means nothing if one of the two settings is there already. None: rows
+            may have any size.
 
     Returns:
         The builder.
@@ -73,8 +74,12 @@ def configure(builder: Any, *, row_bytes: int | None = None) -> Any:
         MissingExtraError: There is no Java; not asked for if Spark Connect goes to a server.
         ValueError: ``row_bytes`` is no size.
     """
-    settings = SETTINGS if row_bytes is None else SETTINGS | _counting(row_bytes)
     options: dict[str, Any] = builder._options
+    settings = SETTINGS
+    if row_bytes is not None:
+        counting = _counting(row_bytes)
+        if not counting.keys() & options.keys():  # One without the other would be no bound.
+            settings = SETTINGS | counting
     remote = str(options.get("spark.remote") or os.environ.get("SPARK_REMOTE") or "")
     if not remote.startswith("sc://"):
         os.environ["JAVA_HOME"] = java_home()
@@ -90,7 +95,8 @@ def _counting(row_bytes: int) -> dict[str, str]:
     """Return settings with which Spark counts rows of a size into batches."""
     if row_bytes < 1:
         raise ValueError(f"row_bytes is {row_bytes}; give the size of a row, 1 or more")
+    rows = max(1, BATCH_BYTES // int(row_bytes))
     return {
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(max(1, BATCH_BYTES // row_bytes)),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows),
         "spark.sql.execution.arrow.maxBytesPerBatch": NO_BOUND,
     }
