@@ -20,6 +20,7 @@ from benchmarks.sizes import Size
 
 PARTITIONS = 4
 VALUE_BYTES = 100
+ROW_BYTES = VALUE_BYTES + 28  # With a key of 10, as a record batch of Arrow has them.
 SMALL_PARTITIONS = 16
 MICRO_BATCHES = 20
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -39,7 +40,7 @@ AGGREGATES = (
 
 
 def session() -> Any:
-    """Return the Spark that all contests share, as small as two cores want it."""
+    """Return the Spark that contests share, as small as two cores want it."""
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     import logstore.spark as integration  # noqa: PLC0415
@@ -61,7 +62,7 @@ def session() -> Any:
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,
     }.items():
         builder = builder.config(name, value)
-    spark = integration.configure(builder, row_bytes=VALUE_BYTES + 28).getOrCreate()
+    spark = integration.configure(builder, row_bytes=ROW_BYTES).getOrCreate()
     integration.register(spark)
     spark.dataSource.register(IdleSource)
     return spark
