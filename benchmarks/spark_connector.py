@@ -15,10 +15,13 @@ from typing import Any, Final
 import logstore
 from benchmarks.broker import NO_BROKER, Client
 from benchmarks.harness import Contest, Stopwatch, Target, Variant
+from benchmarks.kept_memory import kept_memory
 from benchmarks.sizes import Size
 from benchmarks.spark_source import PARTITIONS, VALUE_BYTES, load, make_store, new_session
 from tests.support.kafka_broker import kafka_broker
 from tests.support.spark_connector import add_connector, why_not
+
+SINK_ROUNDS: Final = 9
 
 #: Why there is nothing to measure beside, None: there is.
 NO_CONNECTOR: Final = NO_BROKER or why_not()
@@ -62,7 +65,8 @@ def sinks(directory: Path, size: Size) -> Contest:
     """
     Write keys and values of a table in memory.
 
-    A sink in Python that drops the rows says what there is to gain for one that keeps them.
+    A sink in Python that drops the rows says what there is to gain for one that keeps them. Each
+    round needs new pages for two logs, and for what is staged.
     """
     with contextlib.ExitStack() as starting:
         spark, store, where = _session_store_and_topic(starting, directory, size, "written")
@@ -71,6 +75,7 @@ def sinks(directory: Path, size: Size) -> Contest:
         rows = load(spark, store).select("key", "value", "partition").cache()
         starting.callback(rows.unpersist)
         count = rows.count()
+        starting.enter_context(kept_memory((SINK_ROUNDS + 1) * 3 * PARTITIONS * size.read_bytes))
         running = starting.pop_all()
 
     def write(side: str, path: str | None, **options: str) -> Callable[[Stopwatch], None]:
@@ -94,7 +99,7 @@ def sinks(directory: Path, size: Size) -> Contest:
                 "Spark sink, of one in Python that drops rows", "sink", "idle sink", unit="idle"
             ),
         ),
-        rounds=9,
+        rounds=SINK_ROUNDS,
         close=running.close,
     )
 
