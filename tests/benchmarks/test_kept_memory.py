@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.kept_memory import AT_ONCE, MIB, kept_memory
 
+pytestmark = pytest.mark.repository
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
