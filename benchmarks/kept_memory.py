@@ -13,7 +13,8 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MIB = 1 << 20
+from benchmarks.sizes import MIB
+
 AT_ONCE = 64 * MIB
 
 

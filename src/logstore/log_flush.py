@@ -54,7 +54,7 @@ def flush_log_files(
             first += flushed_count
             if error is not None:
                 if is_there(unflushed[first].segment):
-                    errors, error = [error], None
+                    errors, error = [error], None  # Nothing else may refer to it.
                     raise_first(errors)
                 first += 1
     finally:

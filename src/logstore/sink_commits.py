@@ -35,7 +35,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -255,30 +255,36 @@ class SinkCommits:
         shares = [frozenset(places[at::THREADS]) for at in range(min(THREADS, len(places)))]
         readers = dict.fromkeys(staged, len(shares))
         lock = threading.Lock()
+        has_failed = threading.Event()
         counts: Counter[str] = Counter()
-        with contextlib.ExitStack() as running:
-            # Deleting waits for the file system, in a thread of its own.
-            pool = ThreadPoolExecutor(1, thread_name_prefix="logstore")
-            deleting = running.enter_context(pool) if self._threads > 1 else None
+        with ThreadPoolExecutor(1, thread_name_prefix="logstore") as pool:
 
-            def has_read(path: str) -> None:
-                """Delete a file behind its last reader."""
-                with lock:
-                    readers[path] -= 1
-                    is_last = readers[path] == 0
-                if not (is_last and frees_staged):
-                    return
-                if deleting is None:
-                    self._delete(path)
+            def delete(path: str) -> None:
+                if self._threads > 1:  # It waits for the file system.
+                    pool.submit(self._delete, path)
                 else:
-                    deleting.submit(self._delete, path)
+                    self._delete(path)
 
-            has_failed = threading.Event()
-            for found in map_in_threads(
-                lambda share: self._append_share(transaction, staged, share, has_read, has_failed),
-                shares,
-                self._threads,
-            ):
+            def unread() -> Iterator[str]:
+                """Yield the files to a thread, and free each behind its last reader."""
+                for path in staged:
+                    if has_failed.is_set():  # Nothing of this will be committed.
+                        return
+                    yield path
+                    with lock:
+                        readers[path] -= 1
+                        is_last = readers[path] == 0
+                    if is_last and frees_staged:
+                        delete(path)
+
+            def append(share: AbstractSet[TopicPartition]) -> dict[str, int]:
+                try:
+                    return self._append_share(transaction, unread(), share)
+                except BaseException:
+                    has_failed.set()
+                    raise
+
+            for found in map_in_threads(append, shares, self._threads):
                 counts.update(found)
         return dict(counts)
 
@@ -292,32 +298,11 @@ class SinkCommits:
         return THREADS if self._store.files is REAL_FILES else 1
 
     def _append_share(
-        self,
-        transaction: Transaction,
-        staged: Sequence[str],
-        places: AbstractSet[TopicPartition],
-        has_read: Callable[[str], None],
-        has_failed: threading.Event,
-    ) -> dict[str, int]:
-        try:
-            return self._append_files(transaction, staged, places, has_read, has_failed)
-        except BaseException:
-            has_failed.set()
-            raise
-
-    def _append_files(
-        self,
-        transaction: Transaction,
-        staged: Sequence[str],
-        places: AbstractSet[TopicPartition],
-        has_read: Callable[[str], None],
-        has_failed: threading.Event,
+        self, transaction: Transaction, staged: Iterable[str], places: AbstractSet[TopicPartition]
     ) -> dict[str, int]:
         counts = dict.fromkeys((place.topic for place in places), 0)
         memory = ReadMemory(self._store.paths[0], self._store.files)
         for path in staged:
-            if has_failed.is_set():  # In another thread: nothing of this will be committed.
-                break
             with self._opened(path, memory) as file:
                 for batches in file.stretches():
                     place = batches[0].place
@@ -329,7 +314,6 @@ class SinkCommits:
                     except CorruptRecordError as error:
                         raise file.not_whole() from error
                     counts[place.topic] += sum(batch.record_count for batch in batches)
-            has_read(path)
         return counts
 
     def _opened(self, path: str, memory: ReadMemory | None = None) -> StagedFile:

@@ -310,14 +310,11 @@ class StagedBatchWriter:
         return self
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        try:
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._discard_quietly)
             if error is None:
                 self.finish()
-                return
-        except BaseException:
-            self._discard_quietly()
-            raise
-        self._discard_quietly()
+                failing.pop_all()
 
     def _discard_quietly(self) -> None:
         with contextlib.suppress(LogStoreError):  # The first error is the one to see.

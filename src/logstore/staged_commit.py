@@ -147,20 +147,21 @@ def _commit_and_close(
     staged: Sequence[str],
     create_partitions: int | None,
 ) -> SinkCommit:
-    with contextlib.ExitStack() as closing:
-        closing.push(store)
-        done = _answer(request)
-        if done is None:
-            if request is not None:
-                request.take_back()  # Else this store would answer it as well.
-            # If it fails nobody comes with these files again.
-            done = store.commit_staged(
-                sink_id, version, staged, create_partitions=create_partitions, frees_staged=True
-            )
-        closing.pop_all()
+    done: SinkCommit | None = None
     try:
-        store.close()
-    except LogStoreError as error:  # The next one to open it recovers it: it is committed.
+        with store:
+            done = _answer(request)
+            if done is None:
+                if request is not None:
+                    request.take_back()  # Else this store would answer it as well.
+                # If it fails nobody comes with these files again.
+                done = store.commit_staged(
+                    sink_id, version, staged, create_partitions=create_partitions, frees_staged=True
+                )
+    except LogStoreError as error:
+        if done is None:
+            raise
+        # The next one to open it recovers it: it is committed.
         logger.warning("%s was committed to, and not closed in order: %s", store.paths[0], error)
     return done
 

@@ -39,7 +39,6 @@ from logstore.config_import import ConfigImport, import_configs
 from logstore.errors import (
     LogStoreError,
     StorageError,
-    raise_first,
 )
 from logstore.files import REAL_FILES, Files
 from logstore.hosted_partition import HostedPartition
@@ -376,10 +375,10 @@ class LogStore(SinkStore, Closing):
             except BaseException:  # An interruption: what was closed is, the rest is recovered.
                 self._drop()
                 raise
-        for at in range(len(errors)):
-            self.report(errors[at], "close the store")
+        for each in errors:
+            self.report(each, "close the store")
         if errors:
-            raise_first(errors)
+            raise errors[0]
 
     def _begin_to_close(self) -> bool:
         """Return False if another thread was first."""

@@ -498,10 +498,8 @@ class TransactionCoordinator:
         try:
             logs[0].flush()
         finally:
-            found = [future.exception() for future in waiting]
+            errors = list(filter(None, (future.exception() for future in waiting)))
             waiting.clear()
-        errors = [error for error in found if error is not None]
-        found.clear()
         if errors:
             raise_first(errors)
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
-from benchmarks.kept_memory import AT_ONCE, MIB, kept_memory
+from benchmarks.kept_memory import AT_ONCE, kept_memory
+from benchmarks.memory import resident
+from benchmarks.sizes import MIB
 
 pytestmark = pytest.mark.repository
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes():
-    """Return what this process has in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says what is in memory")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="ASan has memory of its own")
 def test_a_page_of_each_mebibyte_stays():
     """And the rest is free."""
-    before = resident_bytes()
+    before = resident("VmRSS")
     with kept_memory(2 * AT_ONCE):
-        kept = resident_bytes() - before
+        kept = resident("VmRSS") - before
     assert 2 * AT_ONCE // MIB * PAGE_BYTES <= kept + MIB
     assert kept < AT_ONCE // 4
 

@@ -171,7 +171,7 @@ with open(sys.argv[1], "rb") as stream, large_reads_in_files(stream, memory):
 sizes = []
 for path in stager.finish():
     with StagedFile(path) as file:
-        sizes += sorted(each.size_bytes >> 20 for each in file.batches if file.read([each]))
+        sizes += [each.size_bytes >> 20 for each in file.batches if file.read([each])]
 resource.setrlimit(resource.RLIMIT_DATA, before)
 print(stager.record_count, *sorted(sizes)[-5:])
 """

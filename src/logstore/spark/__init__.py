@@ -24,8 +24,9 @@ from logstore.spark.progress import lag
 
 __all__ = ["configure", "java_home", "lag", "register"]
 
-# What configure() sets, unless it is set.
+# Of Spark's record batches.
 BATCH_BYTES: Final = 4 << 20
+# What configure() sets, unless it is set.
 SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
@@ -55,9 +56,8 @@ def configure(builder: Any, *, row_bytes: int | None = None) -> Any:
 
     To be called before there is a session: Java is found (:func:`java_home`), and Python's workers
     use this interpreter. They talk to Spark over Unix domain sockets, which saves 40 ms for each
-    task, and get rows in record batches of 4 MiB: Spark's 10,000 rows
-    are 1 MiB of small ones, and up to 64 MiB of large ones. What is set already in the environment
-    or in the builder stays.
+    task, and get rows in record batches of 4 MiB: Spark's 10,000 rows are 1 MiB of small ones, and
+    up to 64 MiB of large ones. What is set already in the environment or in the builder stays.
 
     Args:
         builder: ``SparkSession.builder``.
